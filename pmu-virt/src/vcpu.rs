@@ -253,10 +253,11 @@ impl VcpuPmu {
         }
     }
 
-    /// A caller that lends another core, or one that another vCPU was attached to
-    /// meanwhile, must not get at that vCPU's counters.
+    /// Whether it is attached to `core`. A caller that lends another core, or one that another
+    /// vCPU was attached to meanwhile, does not get at that vCPU's counters.
     #[inline]
-    fn is_on(&self, core: &CorePmu) -> bool {
+    #[must_use]
+    pub fn is_on(&self, core: &CorePmu) -> bool {
         self.attached && core.bank().attached() == Some(self.owner())
     }
 

@@ -15,7 +15,7 @@ use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, ecx, edx};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 use kvm_pmu::{
-    Answer, ExitOwner, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, PmiRoute, ThreadContext,
+    Answer, Exited, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, PmiRoute, ThreadContext,
     TrapEvent, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit, VmTraps, cpuid,
     install_kick_handler, msr_ranges, switch_off_vpmu,
 };
@@ -125,22 +125,22 @@ fn run() -> Result<Seen, Failure> {
     install_kick_handler()?;
     let mut thread = ThreadContext::new(tsc_khz)?.with_counters(Some(counters));
     let mut seen = Seen::default();
-    // Step 6: before every entry, and after every exit.
+    // Step 6: every entry and its exit.
     let mut own_msr = 0;
     loop {
-        let mut lent = Lent {
+        let lent = Lent {
             vm: &vm,
             memory: memory.for_vmm(),
             thread: &mut thread,
             observer: &mut seen,
         };
-        pmu.before_entry(&mut vcpu, &mut lent)?;
-        let exit = vcpu.enter();
         // An error that no kick explains ends the loop here.
-        if pmu.take_exit(&mut vcpu, &mut lent, exit)? == ExitOwner::Pmu {
-            continue;
-        }
-        match exit? {
+        let exit = match pmu.enter(&mut vcpu, lent)?.run()? {
+            Exited::Pmu(_) => continue,
+            Exited::Vmm(exit) => exit,
+        };
+        // Counts are settled: what devices take is not the guest's time.
+        match exit {
             // The filter lets nothing but our own MSR out beside those of the PMU.
             VmExit::Rdmsr { .. } => vcpu.answer(Answer::Msr(own_msr)),
             VmExit::Wrmsr { value, .. } => {

@@ -64,6 +64,37 @@ pub enum PmiError {
     SignalMsi(errno::Error),
 }
 
+/// Why a kick of a thread would not end a `KVM_RUN` there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum KickError {
+    /// Nobody handles the signal: the first kick would end the process, or be lost.
+    #[error("signal {0} has no handler: call install_kick_handler first")]
+    NoHandler(i32),
+    /// Somebody else has installed a handler since.
+    #[error(
+        "signal {0} has another handler than install_kick_handler's: install that one last, choose \
+         another signal (install_kick_handler_of), or have yours call on_kick (own_kick_handler)"
+    )]
+    OtherHandler(i32),
+    /// The VMM's own handler does not do what it has to.
+    #[error("the VMM's own handler of signal {0} does not call on_kick")]
+    NotCalled(i32),
+    /// The thread does not take the signal.
+    #[error("this thread blocks signal {0}: unblock it in threads that run vCPUs")]
+    Blocked(i32),
+}
+
+/// Why a vCPU cannot be entered on a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum EntryError {
+    /// The thread has no counters.
+    #[error("its thread has no counters, and nothing would count (ThreadContext::with_counters)")]
+    NoCounters,
+    /// The counters of the thread are not this vCPU's.
+    #[error("its PMU is not on the counters of its thread (VcpuPmu::attach)")]
+    NotAttached,
+}
+
 /// The PMU could not be served: the host's fault, not the guest's.
 #[derive(Debug, Error)]
 pub enum KvmPmuError {
@@ -76,6 +107,12 @@ pub enum KvmPmuError {
     /// The kick timer could not be made.
     #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
     Timer(errno::Error),
+    /// A thread cannot run vCPUs: a kick would not end their `KVM_RUN`.
+    #[error("ThreadContext::new: {0}")]
+    Kick(#[from] KickError),
+    /// A vCPU was to be entered on a thread that cannot count for it.
+    #[error("{0}: enter: {1}")]
+    Entry(VcpuId, EntryError),
     /// A vCPU left a thread that does not have its counts.
     #[error("leave_thread: {0}")]
     NotSettled(#[from] NotSettled),
@@ -88,7 +125,11 @@ impl KvmPmuError {
     pub fn is_dead(&self) -> bool {
         match self {
             Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::SignalMsi(_)) | Self::Timer(_) | Self::NotSettled(_) => false,
+            Self::Pmi(PmiError::SignalMsi(_))
+            | Self::Timer(_)
+            | Self::Kick(_)
+            | Self::Entry(..)
+            | Self::NotSettled(_) => false,
         }
     }
 }

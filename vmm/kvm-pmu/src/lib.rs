@@ -6,8 +6,9 @@
 //! - CPUID: [`cpuid::merge`].
 //! - Each vCPU is a [`KvmVcpu`] and has a [`KvmPmu`], each thread that runs vCPUs a
 //!   [`ThreadContext`], and the process [`install_kick_handler`].
-//! - The loop calls [`KvmPmu::before_entry`] before each `KVM_RUN` and
-//!   [`KvmPmu::after_exit`] after each, also after one that failed. What the VMM lends for a call is [`Lent`]; [`ExitOwner`] says who answers the exit.
+//! - The loop: [`KvmPmu::enter`], with what the VMM lends ([`Lent`]), makes an [`Entered`],
+//!   whose `KVM_RUN` ends in an [`Exited`]: counts are settled by then, and it says who answers
+//!   the exit. What devices then take is not the guest's time.
 //! - [`TrapObserver`] gets reports.
 //!
 //! The crate makes no VM, and enters no guest but by [`KvmVcpu::enter`]. It answers RDMSR, WRMSR and RDPMC of
@@ -41,17 +42,17 @@ mod vm;
 mod vm_traps;
 
 pub use debug::DebugQuirks;
-pub use error::{KvmPmuError, PmiError, VcpuError, VcpuId};
+pub use error::{EntryError, KickError, KvmPmuError, PmiError, VcpuError, VcpuId};
 pub use guest_exit::{Answer, DebugExit, InternalError, VmExit};
 pub use memory::GuestBytes;
 pub use observe::{Armed, NoObserver, TrapEvent, TrapObserver};
-pub use pmu::{ExitOwner, KvmPmu, KvmPmuParts, Lent, MsrAccess, MsrHolder, MsrTraps};
+pub use pmu::{Entered, Exited, KvmPmu, KvmPmuParts, Lent, MsrAccess, MsrHolder, MsrTraps};
 pub use pmu_virt::{PmiDelivery, PmiRoute, Tsc};
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{
-    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal,
-    thread_cpu_time,
+    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler,
+    install_kick_handler_of, kick_signal, on_kick, own_kick_handler, thread_cpu_time,
 };
 pub use thread::ThreadContext;
 pub use time::now;

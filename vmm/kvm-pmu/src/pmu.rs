@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guest_exit::VmExit;
-use kvm_ioctls::VmFd;
+use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::{
     CorePmu, IbsDue, PmiForwarded, Progress, Ring, SampledInstruction, Ticks, Tsc, VcpuPmu,
 };
 use vmm_sys_util::errno;
 
 use crate::debug::DebugQuirks;
-use crate::error::{KvmPmuError, VcpuError};
+use crate::error::{EntryError, KvmPmuError, VcpuError};
 use crate::memory::GuestBytes;
 use crate::moment::{Around, StoppedVcpu};
 use crate::observe::{TrapEvent, TrapObserver};
@@ -89,15 +89,25 @@ pub struct Lent<'a> {
     pub observer: &'a mut dyn TrapObserver,
 }
 
-/// Whose an exit was.
+/// How a vCPU left its guest, and whose exit that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum ExitOwner {
-    /// The PMU's, or a mere interruption: enter the guest again, when the VMM has
-    /// nothing else to do.
-    Pmu,
+pub enum Exited {
+    /// The PMU's, and answered, or a mere interruption: enter the guest again, when the VMM
+    /// has nothing else to do.
+    Pmu(VmExit),
     /// The VMM's, to be answered before the next entry.
-    Vmm,
+    Vmm(VmExit),
+}
+
+impl Exited {
+    /// What the guest exited with, whosever that is.
+    #[must_use]
+    pub fn exit(self) -> VmExit {
+        match self {
+            Self::Pmu(exit) | Self::Vmm(exit) => exit,
+        }
+    }
 }
 
 /// A PMU, and the counters of the thread that has its vCPU.
@@ -223,17 +233,28 @@ impl KvmPmu {
         Ok(vcpu.leave()?)
     }
 
-    /// Prepares a `KVM_RUN` that enters the guest.
+    /// Prepares a `KVM_RUN` that enters the guest. It is [`Entered::run`], or the VMM's own
+    /// and then [`Entered::after_exit`].
     ///
     /// # Errors
-    /// [`KvmPmuError`]: an ioctl failed, which no guest should be able to cause.
-    pub fn before_entry(
-        &mut self,
-        vcpu: &mut KvmVcpu,
-        lent: &mut Lent<'_>,
-    ) -> Result<(), KvmPmuError> {
+    /// [`KvmPmuError`]: the thread has no counters for this vCPU; or an ioctl failed, which no
+    /// guest should be able to cause.
+    pub fn enter<'a>(
+        &'a mut self,
+        vcpu: &'a mut KvmVcpu,
+        mut lent: Lent<'a>,
+    ) -> Result<Entered<'a>, KvmPmuError> {
+        if let Some(pmu) = &self.pmu {
+            let lacks = match lent.thread.counters() {
+                None => Some(EntryError::NoCounters),
+                Some(core) => (!pmu.is_on(core)).then_some(EntryError::NotAttached),
+            };
+            if let Some(lacks) = lacks {
+                return Err(KvmPmuError::Entry(vcpu.id(), lacks));
+            }
+        }
         lent.thread.bind(vcpu.kicks());
-        self.prepare(vcpu, lent)?;
+        self.prepare(vcpu, &mut lent)?;
         let guest = Guest::of(vcpu, lent.memory);
         let (pmu, target) = (self.pmu.as_ref(), lent.thread.target());
         self.traps.enter(guest, pmu, target, lent.observer)?;
@@ -242,57 +263,37 @@ impl KvmPmu {
             vcpu.set_immediate_exit(true);
         }
         vcpu.hand_over();
-        let near = self.enter(lent.thread, vcpu.in_smm());
+        let near = self.note_entry(lent.thread, vcpu.in_smm());
         vcpu.want_registers(ring || near);
-        Ok(())
+        Ok(Entered::new(self, vcpu, lent))
     }
 
     /// Prepares a `KVM_RUN` that does not enter the guest, as one with a signal
     /// pending: a PMI that was held back and is due is sent, which may wake a halted
-    /// vCPU. [`KvmPmu::tick`] lets what else is due take place.
+    /// vCPU. [`KvmPmu::tick`] lets what else is due take place. The vCPU need not be on the
+    /// thread's counters.
     ///
     /// # Errors
-    /// As [`KvmPmu::before_entry`].
-    pub fn before_probe(
-        &mut self,
-        vcpu: &mut KvmVcpu,
-        lent: &mut Lent<'_>,
-    ) -> Result<(), KvmPmuError> {
-        self.forward_interrupts(vcpu, lent)?;
+    /// As [`KvmPmu::enter`].
+    pub fn probe<'a>(
+        &'a mut self,
+        vcpu: &'a mut KvmVcpu,
+        mut lent: Lent<'a>,
+    ) -> Result<Entered<'a>, KvmPmuError> {
+        self.forward_interrupts(vcpu, &mut lent)?;
         vcpu.hand_over();
         self.time.outside();
-        Ok(())
+        Ok(Entered::new(self, vcpu, lent))
     }
 
-    /// Takes in what a `KVM_RUN` ended with, whether it `ran` or failed: settles the counts,
-    /// and answers the exit if it is the PMU's. EINTR and EAGAIN are interruptions. EFAULT
-    /// may be a store of the guest's to a page that the PMU has made read-only; if not, it
-    /// is the VMM's to deal with.
-    ///
-    /// # Errors
-    /// As [`KvmPmu::before_entry`], and any other errno of `KVM_RUN`: the guest cannot be
-    /// run on.
-    pub fn after_exit<T>(
-        &mut self,
-        vcpu: &mut KvmVcpu,
-        lent: &mut Lent<'_>,
-        ran: &Result<T, errno::Error>,
-    ) -> Result<ExitOwner, KvmPmuError> {
-        let exit = vcpu.exit(ran.as_ref().err().copied());
-        self.take_exit(vcpu, lent, exit)
-    }
-
-    /// [`KvmPmu::after_exit`] of an exit that the VMM has taken from the vCPU itself, by
-    /// [`KvmVcpu::exit`] or [`KvmVcpu::enter`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn take_exit(
+    /// Takes in what a `KVM_RUN` ended with: settles the counts, and answers the exit if it is
+    /// the PMU's.
+    fn take_exit(
         &mut self,
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         exit: Result<VmExit, errno::Error>,
-    ) -> Result<ExitOwner, KvmPmuError> {
+    ) -> Result<Exited, KvmPmuError> {
         let tsc = time::now();
         let handlers_changed = self.traps.leave();
         if vcpu.take_immediate_exit() {
@@ -310,7 +311,7 @@ impl KvmPmu {
         let entered = self.time.entered().is_some();
         self.traps.end_step(guest, pmu, exit, entered)?;
         self.take_samples(vcpu, lent)?;
-        let owner = self.answer(vcpu, lent, exit, handlers_changed)?;
+        let is_ours = self.answer(vcpu, lent, exit, handlers_changed)?;
         self.time.outside();
         // A step retires, and a write of the guest's takes a slot away, only
         // while the exit is handled.
@@ -319,25 +320,26 @@ impl KvmPmu {
             lent.observer
                 .event(vcpu.id(), TrapEvent::LockedOut { until });
         }
-        if owner == ExitOwner::Vmm {
-            // The VMM may change registers to answer it.
-            vcpu.forget();
+        if is_ours {
+            return Ok(Exited::Pmu(exit));
         }
-        Ok(owner)
+        // The VMM may change registers to answer it.
+        vcpu.forget();
+        Ok(Exited::Vmm(exit))
     }
 
-    /// One line for each kind of exit that can be the PMU's.
+    /// One line for each kind of exit that can be the PMU's. False: it is the VMM's.
     fn answer(
         &mut self,
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         exit: VmExit,
         handlers_changed: bool,
-    ) -> Result<ExitOwner, KvmPmuError> {
+    ) -> Result<bool, KvmPmuError> {
         let guest = Guest::of(vcpu, lent.memory);
         let pmu = on_core(&mut self.pmu, lent.thread);
         let observer = &mut *lent.observer;
-        let is_ours = match exit {
+        Ok(match exit {
             VmExit::Rdmsr { index } => {
                 let access = self.msrs.rdmsr(&OnKvm(guest.vcpu), pmu, index)?;
                 return self.finish(vcpu, lent, access);
@@ -369,23 +371,18 @@ impl KvmPmu {
             VmExit::InternalError(_) => self.fault(vcpu, observer, None, handlers_changed),
             VmExit::Interrupted => true,
             _ => false,
-        };
-        Ok(if is_ours {
-            ExitOwner::Pmu
-        } else {
-            ExitOwner::Vmm
         })
     }
 
-    /// Answers an access to an MSR, if it was one of the PMU's.
+    /// Answers an access to an MSR, if it was one of the PMU's; false if not.
     fn finish(
         &mut self,
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         access: Option<MsrAccess>,
-    ) -> Result<ExitOwner, KvmPmuError> {
+    ) -> Result<bool, KvmPmuError> {
         let Some(access) = access else {
-            return Ok(ExitOwner::Vmm);
+            return Ok(false);
         };
         lent.observer.event(vcpu.id(), access.event);
         if access.sets_up {
@@ -395,7 +392,7 @@ impl KvmPmu {
             self.traps.sets_up(guest, pmu, lent.observer)?;
         }
         vcpu.answer(access.answer);
-        Ok(ExitOwner::Pmu)
+        Ok(true)
     }
 
     /// An access to memory that KVM could not do. True if it is tried again.
@@ -414,8 +411,7 @@ impl KvmPmu {
         fault != Fault::NotOurs
     }
 
-    /// `KVM_RUN` failed with `error` at `tsc`. What was counted until then is, as far as KVM
-    /// still tells what that takes; why it does not is the same error.
+    /// `KVM_RUN` failed with `error` at `tsc`.
     #[cold]
     fn give_up(
         &mut self,
@@ -424,10 +420,18 @@ impl KvmPmu {
         tsc: Tsc,
         error: errno::Error,
     ) -> KvmPmuError {
+        self.abandon(vcpu, lent, tsc);
+        VcpuError::new(vcpu.id(), "KVM_RUN", error).into()
+    }
+
+    /// Nothing is known of an entry but that it is over at `tsc`. What was counted until then
+    /// is, as far as KVM still tells what that takes.
+    #[cold]
+    fn abandon(&mut self, vcpu: &mut KvmVcpu, lent: &mut Lent<'_>, tsc: Tsc) {
+        self.traps.leave();
         vcpu.forget();
         let _ = self.settle(vcpu, lent, tsc);
         self.time.outside();
-        VcpuError::new(vcpu.id(), "KVM_RUN", error).into()
     }
 
     /// Everything that needs the stopped vCPU before its guest is entered.
@@ -485,7 +489,7 @@ impl KvmPmu {
 
     /// The guest is entered now, in SMM or not. True if an overflow is near: its PMI wants
     /// registers, and must not wait until they are fetched.
-    fn enter(&mut self, thread: &mut ThreadContext, smm: bool) -> bool {
+    fn note_entry(&mut self, thread: &mut ThreadContext, smm: bool) -> bool {
         let now = time::now();
         let (mut deadline, mut due) = (None, None);
         let has_pmu = if let Some((pmu, core)) = on_core(&mut self.pmu, thread) {
@@ -590,6 +594,73 @@ impl KvmPmu {
     pub fn tick(&mut self, core: Option<&mut CorePmu>, now: Tsc) {
         if let Some(pmu) = &mut self.pmu {
             pmu.tick(core, now);
+        }
+    }
+}
+
+/// A vCPU that may be in its guest, from [`KvmPmu::enter`] on. Until its exit is taken in, its
+/// counters run and the VM's other vCPUs may wait for it; so nothing else can be done with it,
+/// devices come afterwards, and one that is dropped is taken in as it stands.
+#[derive(Debug)]
+#[must_use]
+pub struct Entered<'a> {
+    pmu: &'a mut KvmPmu,
+    vcpu: &'a mut KvmVcpu,
+    lent: Lent<'a>,
+    taken: bool,
+}
+
+impl<'a> Entered<'a> {
+    #[inline]
+    fn new(pmu: &'a mut KvmPmu, vcpu: &'a mut KvmVcpu, lent: Lent<'a>) -> Self {
+        Self {
+            pmu,
+            vcpu,
+            lent,
+            taken: false,
+        }
+    }
+
+    /// `KVM_RUN`: runs the guest until it exits, settles the counts, and answers the exit if
+    /// it is the PMU's. EINTR and EAGAIN are interruptions. EFAULT may be a store of the
+    /// guest's to a page that the PMU has made read-only; if not, it is the VMM's to deal with.
+    ///
+    /// # Errors
+    /// As [`KvmPmu::enter`], and any other errno of `KVM_RUN`: the guest cannot be run on.
+    #[inline]
+    pub fn run(self) -> Result<Exited, KvmPmuError> {
+        let exit = self.vcpu.enter();
+        self.take(exit)
+    }
+
+    /// The same of a `KVM_RUN` of the VMM's own, whether it `ran` or failed. Nothing may have
+    /// written to `kvm_run` since: the bytes of an IN or a load come afterwards
+    /// ([`KvmVcpu::io_data`], [`KvmVcpu::answer`]).
+    ///
+    /// # Errors
+    /// As [`Entered::run`].
+    pub fn after_exit<T>(self, ran: &Result<T, errno::Error>) -> Result<Exited, KvmPmuError> {
+        let exit = self.vcpu.exit(ran.as_ref().err().copied());
+        self.take(exit)
+    }
+
+    #[inline]
+    fn take(mut self, exit: Result<VmExit, errno::Error>) -> Result<Exited, KvmPmuError> {
+        self.taken = true;
+        self.pmu.take_exit(self.vcpu, &mut self.lent, exit)
+    }
+
+    /// The descriptor, for a `KVM_RUN` of the VMM's own.
+    pub fn fd_mut(&mut self) -> &mut VcpuFd {
+        self.vcpu.fd_mut()
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.taken {
+            self.pmu.abandon(self.vcpu, &mut self.lent, time::now());
         }
     }
 }

@@ -10,8 +10,11 @@ mod run;
 mod stats;
 mod time;
 
-pub(crate) use kick::{KickFlag, KickGuard};
-pub use kick::{KickTarget, install_kick_handler, kick_signal};
+pub(crate) use kick::{KickFlag, KickGuard, check_kicks};
+pub use kick::{
+    KickTarget, install_kick_handler, install_kick_handler_of, kick_signal, on_kick,
+    own_kick_handler,
+};
 pub(crate) use memory::{protect_page, unnamed_file};
 pub(crate) use run::{answer_mmio, answer_msr, exit_after, expect_interruption, io_data};
 pub use stats::{HaltStats, Halted, StatsError};

@@ -7,7 +7,7 @@ use pmu_virt::{CorePmu, Ticks, Tsc};
 use vmm_sys_util::errno;
 
 use crate::error::KvmPmuError;
-use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer};
+use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer, check_kicks};
 
 /// What a thread lends to the vCPU that it runs: its kicks, and the counters of
 /// its core. It serves one vCPU after the other, on the thread that made it.
@@ -23,11 +23,13 @@ pub struct ThreadContext {
 }
 
 impl ThreadContext {
-    /// Of the calling thread; `tsc_khz` is the TSC's frequency.
+    /// Of the calling thread, whose kicks must come to this crate's handler by now; `tsc_khz`
+    /// is the TSC's frequency.
     ///
     /// # Errors
-    /// [`KvmPmuError::Timer`].
+    /// [`KvmPmuError::Kick`] or [`KvmPmuError::Timer`].
     pub fn new(tsc_khz: u32) -> Result<Self, KvmPmuError> {
+        check_kicks()?;
         Ok(Self {
             timer: DeadlineTimer::new(tsc_khz.max(1)).map_err(KvmPmuError::Timer)?,
             target: KickTarget::current(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_MP_STATE_RUNNABLE;
-use kvm_pmu::{ExitOwner, HaltStats, KvmPmu, Lent, ThreadContext, Tsc, now};
+use kvm_pmu::{Exited, HaltStats, KvmPmu, Lent, ThreadContext, Tsc, now};
 use perfmon_abi::wire::info::VcpuState;
 use pmu_virt::{CorePmu, NotSettled, PmuState, VcpuPmu};
 use vmm_control::{
@@ -229,22 +229,16 @@ impl Vcpu {
                 Turn::Over => return Ok(RunOutcome::Paused(self.runnability()?)),
             }
             self.answer_questions(thread);
-            let (pmu, kvm, mut lent) = self.lend(thread);
-            pmu.before_entry(kvm, &mut lent)?;
-            let exit = kvm.enter();
-            if let Ok(exit) = exit {
-                complete = exit == VmExit::Interrupted;
-                self.reports.tally.count_exit(exit_kind(exit));
-            }
+            let (pmu, kvm, lent) = self.lend(thread);
+            let exited = pmu.enter(kvm, lent)?.run()?;
+            complete = exited.exit() == VmExit::Interrupted;
+            self.reports.tally.count_exit(exit_kind(exited.exit()));
             if self.host.awaits_startup() {
                 self.note_startup()?;
             }
-            let (pmu, kvm, mut lent) = self.lend(thread);
-            let owner = pmu.take_exit(kvm, &mut lent, exit)?;
             self.firmware
                 .look(self.kvm.id(), self.pmu.pmu_mut(), &self.vm);
-            if owner == ExitOwner::Vmm
-                && let Ok(exit) = exit
+            if let Exited::Vmm(exit) = exited
                 && let Some(end) = handle_kvm(&mut self.kvm, &*self.platform, exit)?
             {
                 self.finish_access()?;
@@ -421,12 +415,10 @@ impl Vcpu {
         self.kvm.set_immediate_exit(false);
         // A vCPU that halts is not left again, and time goes on for its leases.
         self.tick(thread);
-        let (pmu, kvm, mut lent) = self.lend(thread);
-        pmu.before_probe(kvm, &mut lent)?;
+        let (pmu, kvm, lent) = self.lend(thread);
         // A look is no exit of the guest, so tools do not see it.
-        let exit = kvm.enter();
-        if pmu.take_exit(kvm, &mut lent, exit)? == ExitOwner::Vmm
-            && let Ok(exit) = exit
+        let exited = pmu.probe(kvm, lent)?.run()?;
+        if let Exited::Vmm(exit) = exited
             && let Some(end) = handle_kvm(&mut self.kvm, &*self.platform, exit)?
         {
             return Ok(RunOutcome::Ended(end));

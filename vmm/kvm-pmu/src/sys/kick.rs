@@ -9,15 +9,18 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
 use kvm_bindings::kvm_run;
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::errno;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+use crate::error::KickError;
 
 thread_local! {
     /// `kvm_run.immediate_exit` of the vCPU that this thread runs, or null.
@@ -25,18 +28,45 @@ thread_local! {
     /// Constant-initialised and without a destructor, so the signal handler
     /// may read it at any time.
     static IMMEDIATE_EXIT: Cell<*const AtomicU8> = const { Cell::new(ptr::null()) };
+    /// Kicks that this thread has taken, likewise.
+    static TAKEN: Cell<u32> = const { Cell::new(0) };
 }
+
+/// The signal that was chosen; 0: nobody has.
+static CHOSEN: AtomicI32 = AtomicI32::new(0);
+/// Its handler is the VMM's own, which calls [`on_kick`].
+static OWN_HANDLER: AtomicBool = AtomicBool::new(false);
 
 /// The signal that kicks a vCPU's thread.
 #[must_use]
 pub fn kick_signal() -> i32 {
-    SIGRTMIN()
+    match CHOSEN.load(Ordering::Relaxed) {
+        0 => SIGRTMIN(),
+        chosen => chosen,
+    }
 }
 
-extern "C" fn on_kick(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+/// Chooses `signal`, once a process: timers and perf events know the one of before.
+fn choose(signal: i32) -> errno::Result<()> {
+    let order = Ordering::Relaxed;
+    match CHOSEN.compare_exchange(0, signal, order, order) {
+        Err(before) if before != signal => Err(errno::Error::new(libc::EBUSY)),
+        _ => Ok(()),
+    }
+}
+
+extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands it
     // a siginfo_t that is valid until it returns.
-    pmu_virt::perf::note_overflow_signal(unsafe { (*info).si_code });
+    on_kick(unsafe { &*info });
+}
+
+/// What the handler of [`kick_signal`] does, for a VMM that handles the signal itself
+/// ([`own_kick_handler`]): `info` is what the kernel gave its handler, on the same thread. It
+/// may be called for other senders' signals as well; a `KVM_RUN` then ends early.
+pub fn on_kick(info: &libc::siginfo_t) {
+    pmu_virt::perf::note_overflow_signal(info.si_code);
+    TAKEN.set(TAKEN.get().wrapping_add(1));
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
         // SAFETY: a non-null pointer was set by a `KickGuard`, which keeps the
@@ -46,14 +76,89 @@ extern "C" fn on_kick(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::
     }
 }
 
-/// Installs the handler of the kick signal, for the whole process, and of
-/// SIGIO, which the kernel sends in its place when a thread's queue is full.
+/// Installs the handler of the kick signal, SIGRTMIN if nobody has chosen another one, for the
+/// whole process, and of SIGIO, which the kernel sends in its place when a thread's queue is
+/// full; nothing where the VMM has its own ([`own_kick_handler`]). Whoever installs a handler
+/// of the same signal later takes it away, which
+/// [`ThreadContext::new`](crate::ThreadContext::new) finds.
 ///
 /// # Errors
 /// The error of `sigaction`.
 pub fn install_kick_handler() -> errno::Result<()> {
-    register_signal_handler(kick_signal(), on_kick)?;
-    register_signal_handler(libc::SIGIO, on_kick)
+    if OWN_HANDLER.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    register_signal_handler(kick_signal(), handle)?;
+    register_signal_handler(libc::SIGIO, handle)
+}
+
+/// The same with a signal of the VMM's choice, for a VMM that uses SIGRTMIN itself. To be
+/// called before any other call of this crate.
+///
+/// # Errors
+/// EBUSY: another one was chosen before. Else that of `sigaction`.
+pub fn install_kick_handler_of(signal: i32) -> errno::Result<()> {
+    choose(signal)?;
+    install_kick_handler()
+}
+
+/// The VMM has a handler of `signal` of its own, with SA_SIGINFO, that calls [`on_kick`].
+/// SIGIO stays the VMM's as well.
+///
+/// # Errors
+/// EBUSY: another signal was chosen before.
+pub fn own_kick_handler(signal: i32) -> errno::Result<()> {
+    choose(signal)?;
+    OWN_HANDLER.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Whether a kick of the calling thread would come to [`on_kick`].
+pub(crate) fn check_kicks() -> Result<(), KickError> {
+    let signal = kick_signal();
+    let handler = handler_of(signal);
+    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        return Err(KickError::NoHandler(signal));
+    }
+    if is_blocked(signal) {
+        return Err(KickError::Blocked(signal));
+    }
+    if handler == handle as *const () as libc::sighandler_t {
+        return Ok(());
+    }
+    if !OWN_HANDLER.load(Ordering::Relaxed) {
+        return Err(KickError::OtherHandler(signal));
+    }
+    let before = TAKEN.get();
+    // One that a thread sends itself and does not block is delivered before the call returns
+    // (POSIX, `pthread_kill`).
+    let sent = KickTarget::current().send(signal);
+    if sent.is_ok() && TAKEN.get() == before {
+        return Err(KickError::NotCalled(signal));
+    }
+    Ok(())
+}
+
+/// What handles `signal`; [`libc::SIG_DFL`] if there is no such signal.
+fn handler_of(signal: i32) -> libc::sighandler_t {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks for the action and sets none; all zeros are a valid sigaction, which the
+    // kernel overwrites if there is such a signal.
+    unsafe {
+        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
+        action.assume_init().sa_sigaction
+    }
+}
+
+/// Whether the calling thread blocks `signal`.
+fn is_blocked(signal: i32) -> bool {
+    let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: asks for the mask and sets none; all zeros are a valid set, which the call
+    // overwrites, and `sigismember` only reads it.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr());
+        libc::sigismember(mask.as_ptr(), signal) == 1
+    }
 }
 
 /// A vCPU's `kvm_run.immediate_exit`, in a mapping of its own.

@@ -2,21 +2,23 @@
 //! and go, resets, a `KVM_RUN` that fails, and guests of 32 bits.
 
 mod bits32;
-#[allow(unsafe_code, reason = "a memory slot")]
+mod forgotten;
+#[allow(unsafe_code, reason = "a memory slot, and signals")]
 mod sys;
 mod vmm;
 
 use std::path::Path;
+use std::time::Duration;
 
-use kvm_pmu::{Armed, ExitOwner, Lent, ThreadContext, TrapMode};
+use kvm_pmu::{Armed, Exited, ThreadContext, TrapMode, VmExit};
 use vmm_sys_util::errno;
 
 use vmm::{
-    COUNT, COUNTER, CYCLES, END, ENDBR64, GLOBAL, GP_TAKEN, MAIN, PAUSE, PUSH, SELECT, VALUE, Vcpu,
-    Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
+    COUNT, COUNTER, CYCLES, DEVICE, END, ENDBR64, GLOBAL, GP_TAKEN, MAIN, MMIO, PAUSE, PUSH,
+    SELECT, VALUE, Vcpu, Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
 };
 
-use iced_x86::code_asm::CodeAssembler;
+use iced_x86::code_asm::{CodeAssembler, al, byte_ptr};
 
 /// How RDPMC is trapped, and what the guest's #GP handler begins with.
 const WAYS: [(TrapMode, &[u8]); 3] = [
@@ -247,39 +249,25 @@ fn a_failed_run_is_no_kick() {
         return;
     }
     let (vmm, mut vcpu) = saved((TrapMode::Auto, PUSH), enable);
-    let mut outcome = |ran: Result<(), i32>, prepare: fn(&mut Vcpu)| {
-        let mut lent = Lent {
-            vm: &vmm.vm,
-            memory: vmm.memory.for_vmm(),
-            thread: &mut vcpu.thread,
-            observer: &mut vcpu.seen,
-        };
-        vcpu.pmu.before_entry(&mut vcpu.kvm, &mut lent).unwrap();
-        prepare(&mut vcpu);
-        let really = vcpu.kvm.fd_mut().run().map(|_| ());
-        let ran = match ran {
-            Ok(()) => really,
-            Err(errno) => Err(errno::Error::new(errno)),
-        };
-        let mut lent = Lent {
-            vm: &vmm.vm,
-            memory: vmm.memory.for_vmm(),
-            thread: &mut vcpu.thread,
-            observer: &mut vcpu.seen,
-        };
-        let owner = vcpu.pmu.after_exit(&mut vcpu.kvm, &mut lent, &ran);
+    let mut outcome = |failed: Option<i32>| {
+        let mut entered = vcpu.enter(&vmm).unwrap();
+        entered.fd_mut().set_kvm_immediate_exit(1);
+        let really = entered.fd_mut().run().map(|_| ());
+        let ran = failed.map_or(really, |errno| Err(errno::Error::new(errno)));
+        let exited = entered.after_exit(&ran);
         vcpu.kvm.set_immediate_exit(false);
-        (ran.map_err(|error| error.errno()), owner)
+        (ran.map_err(|error| error.errno()), exited)
     };
-    let stay_out: fn(&mut Vcpu) = |vcpu| vcpu.kvm.set_immediate_exit(true);
-    let (ran, owner) = outcome(Ok(()), stay_out);
-    assert_eq!((ran, owner.unwrap()), (Err(libc::EINTR), ExitOwner::Pmu));
-    for (errno, owner) in [
-        (libc::EINTR, ExitOwner::Pmu),
-        (libc::EAGAIN, ExitOwner::Pmu),
-        (libc::EFAULT, ExitOwner::Vmm),
+    let kicked = Exited::Pmu(VmExit::Interrupted);
+    let (ran, exited) = outcome(None);
+    assert_eq!((ran, exited.unwrap()), (Err(libc::EINTR), kicked));
+    let fault = VmExit::MemoryFault { address: None };
+    for (errno, expected) in [
+        (libc::EINTR, kicked),
+        (libc::EAGAIN, kicked),
+        (libc::EFAULT, Exited::Vmm(fault)),
     ] {
-        assert_eq!(outcome(Err(errno), stay_out).1.unwrap(), owner, "{errno}");
+        assert_eq!(outcome(Some(errno)).1.unwrap(), expected, "{errno}");
     }
     for errno in [
         libc::EIO,
@@ -288,7 +276,7 @@ fn a_failed_run_is_no_kick() {
         libc::EBADF,
         libc::EPERM,
     ] {
-        let error = outcome(Err(errno), stay_out).1.unwrap_err();
+        let error = outcome(Some(errno)).1.unwrap_err();
         let told = error.to_string();
         assert!(told.starts_with("vCPU 0: KVM_RUN failed: "), "{told}");
         assert_eq!(error.is_dead(), errno == libc::EIO, "{told}");
@@ -307,20 +295,66 @@ fn a_vm_of_another_process_is_dead() {
         return;
     }
     let (vmm, mut vcpu) = saved((TrapMode::Auto, PUSH), enable);
-    let mut lent = Lent {
-        vm: &vmm.vm,
-        memory: vmm.memory.for_vmm(),
-        thread: &mut vcpu.thread,
-        observer: &mut vcpu.seen,
-    };
-    vcpu.pmu.before_entry(&mut vcpu.kvm, &mut lent).unwrap();
+    let entered = vcpu.enter(&vmm).unwrap();
     let held = sys::in_a_child(|| {
-        let ran = vcpu.kvm.fd_mut().run().map(|_| ());
-        let owner = vcpu.pmu.after_exit(&mut vcpu.kvm, &mut lent, &ran);
-        println!("{ran:?}: {owner:?}");
-        owner.is_err_and(|error| {
+        let exited = entered.run();
+        println!("{exited:?}");
+        exited.is_err_and(|error| {
             error.is_dead() && error.to_string().starts_with("vCPU 0: KVM_RUN failed: ")
         })
     });
     assert!(held);
+}
+
+/// What a device takes to answer is not the guest's time, and nobody waits for the vCPU
+/// meanwhile: a handler is restored while the device works.
+#[test]
+fn devices_are_not_the_guests_time() {
+    if !can_run("devices_are_not_the_guests_time") {
+        return;
+    }
+    let vmm = Vmm::with(TrapMode::Auto, ENDBR64, |a| {
+        wrmsr(a, SELECT, CYCLES)?;
+        wrmsr(a, GLOBAL, 1)?;
+        read(a)?;
+        a.in_(al, u32::from(DEVICE))?;
+        read(a)?;
+        a.mov(al, byte_ptr(MMIO))?;
+        read(a)?;
+        report(a, END)
+    });
+    let mut vcpu = vmm.started(0, MAIN, None);
+    vcpu.device = |vmm| {
+        let (done, restored) = std::sync::mpsc::channel();
+        let traps = vmm.traps.clone();
+        std::thread::spawn(move || {
+            traps.restore();
+            done.send(())
+        });
+        let restored = restored.recv_timeout(Duration::from_secs(5));
+        assert_eq!(restored, Ok(()), "it waits for a vCPU that is at a device");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let reports = vcpu.reports(&vmm);
+    let [(VALUE, before), (VALUE, between), (VALUE, after), (END, _)] = reports.as_slice() else {
+        panic!("{reports:x?}");
+    };
+    let worked = 20 * vcpu.pmu.tsc_khz();
+    println!("{reports:?}, a device works for {worked}");
+    for took in [between - before, after - between] {
+        assert!(took < worked / 4, "{took} of {worked}");
+    }
+}
+
+/// Who is dropped between its entry and its exit keeps nobody waiting, and goes on.
+#[test]
+fn an_entry_that_is_dropped_is_over() {
+    if !can_run("an_entry_that_is_dropped_is_over") {
+        return;
+    }
+    let (vmm, mut vcpu) = saved((TrapMode::Auto, ENDBR64), enable);
+    drop(vcpu.enter(&vmm).unwrap());
+    vmm.traps.restore();
+    let values = [(VALUE, COUNT), (VALUE, COUNT), (END, COUNT)];
+    assert_eq!(vcpu.reports(&vmm), values);
 }

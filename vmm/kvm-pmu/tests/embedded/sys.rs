@@ -1,4 +1,4 @@
-//! What is not safe: a memory slot, and a process in which a VM is dead.
+//! What is not safe: a memory slot, a process in which a VM is dead, and signals.
 
 use std::io::ErrorKind;
 
@@ -46,4 +46,48 @@ pub(crate) fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
             waited == child && status == 0
         }
     }
+}
+
+/// A handler of signals.
+pub(crate) type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// One that does nothing, as VMMs have it that only want `KVM_RUN` to end.
+pub(crate) extern "C" fn deaf(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// One that tells kvm-pmu.
+pub(crate) extern "C" fn passes_on(
+    _: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _: *mut libc::c_void,
+) {
+    // SAFETY: it is installed with SA_SIGINFO, so the kernel hands it one.
+    kvm_pmu::on_kick(unsafe { &*info });
+}
+
+/// Has `handler` handle `signal`.
+pub(crate) fn handle(signal: i32, handler: Handler) {
+    vmm_sys_util::signal::register_signal_handler(signal, handler).unwrap();
+}
+
+/// Has the kernel do `what` ([`libc::SIG_DFL`], [`libc::SIG_IGN`]) with `signal`.
+pub(crate) fn ignore(signal: i32, what: libc::sighandler_t) {
+    // SAFETY: neither runs code of this process.
+    let before = unsafe { libc::signal(signal, what) };
+    assert_ne!(before, libc::SIG_ERR);
+}
+
+/// Whether `handler` handles `signal`.
+pub(crate) fn is_handled_by(signal: i32, handler: Handler) -> bool {
+    // SAFETY: all zeros are a valid sigaction, which the call overwrites; it sets none.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action);
+        action
+    };
+    action.sa_sigaction == handler as libc::sighandler_t
+}
+
+/// Has this thread take `signal` no more.
+pub(crate) fn block(signal: i32) {
+    vmm_sys_util::signal::block_signal(signal).unwrap();
 }

@@ -8,11 +8,11 @@ use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r10, r11, rax, rdx};
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs,
 };
-use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VcpuExit, VmFd};
+use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VmFd};
 use kvm_pmu::{
-    Armed, ExitOwner, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, Lent, MsrFilter, ThreadContext,
-    TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit, VmTraps,
-    install_kick_handler, msr_ranges, switch_off_vpmu,
+    Answer, Armed, Entered, Exited, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, Lent, MsrFilter,
+    ThreadContext, TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit,
+    VmTraps, install_kick_handler, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{ClockBackend, CorePmu, Grant, OwnerId, PmuModel, PmuState, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress};
@@ -35,6 +35,9 @@ pub(crate) const VALUE: u8 = 0x12;
 pub(crate) const PAUSE: u8 = 0x13;
 pub(crate) const END: u8 = 0x14;
 pub(crate) const GP_TAKEN: u8 = 0x15;
+/// A device's port, and its memory.
+pub(crate) const DEVICE: u8 = 0x16;
+pub(crate) const MMIO: u64 = 2 << 20;
 
 pub(crate) const COUNTER: u32 = 0xc1;
 pub(crate) const SELECT: u32 = 0x186;
@@ -67,6 +70,8 @@ pub(crate) struct Vcpu {
     pub(crate) seen: Seen,
     /// Times that `KVM_RUN` was interrupted.
     pub(crate) kicks: u32,
+    /// What answers loads of port [`DEVICE`] and address [`MMIO`].
+    pub(crate) device: fn(&Vmm),
 }
 
 /// How the #GP handler came to be watched.
@@ -121,6 +126,7 @@ impl Vmm {
             (PML4, PDPT | 3),
             (PDPT, PAGE_DIRECTORY | 3),
             (PAGE_DIRECTORY, 1 << 7 | 3),
+            (PAGE_DIRECTORY + 8, MMIO | 1 << 7 | 3),
             (GDT + 8, 0x00af_9b00_0000_ffff),
             // A 64-bit interrupt gate.
             (
@@ -186,6 +192,7 @@ impl Vmm {
                 .with_counters(Some(counters)),
             seen: Seen::default(),
             kicks: 0,
+            device: |_| {},
         }
     }
 
@@ -217,34 +224,43 @@ impl Vcpu {
         self.kvm.set_mp_state(kvm_mp_state { mp_state }).unwrap();
     }
 
+    /// Before a `KVM_RUN`.
+    pub(crate) fn enter<'a>(&'a mut self, vmm: &'a Vmm) -> Result<Entered<'a>, KvmPmuError> {
+        let lent = Lent {
+            vm: &vmm.vm,
+            memory: vmm.memory.for_vmm(),
+            thread: &mut self.thread,
+            observer: &mut self.seen,
+        };
+        self.pmu.enter(&mut self.kvm, lent)
+    }
+
     /// The loop, to the next report.
     pub(crate) fn run(&mut self, vmm: &Vmm) -> Result<(u8, u32), KvmPmuError> {
         loop {
-            let mut lent = Lent {
-                vm: &vmm.vm,
-                memory: vmm.memory.for_vmm(),
-                thread: &mut self.thread,
-                observer: &mut self.seen,
-            };
-            self.pmu.before_entry(&mut self.kvm, &mut lent)?;
-            let ran = match self.kvm.fd_mut().run() {
-                Ok(VcpuExit::IoOut(port, data)) => {
+            let mut entered = self.enter(vmm)?;
+            let ran = entered.fd_mut().run().map(|_| ());
+            let exited = entered.after_exit(&ran)?;
+            self.kicks += u32::from(ran.is_err());
+            match exited {
+                Exited::Pmu(_) => {}
+                Exited::Vmm(VmExit::IoOut { port, .. }) => {
                     let mut word = [0; 4];
+                    let data = self.kvm.io_data();
                     word[..data.len()].copy_from_slice(data);
                     let port = u8::try_from(port).unwrap();
-                    Ok(Ok((port, u32::from_le_bytes(word))))
+                    return Ok((port, u32::from_le_bytes(word)));
                 }
-                Ok(other) => Ok(Err(format!("{other:?}"))),
-                Err(error) => Err(error),
-            };
-            self.kicks += u32::from(ran.is_err());
-            if self.pmu.after_exit(&mut self.kvm, &mut lent, &ran)? == ExitOwner::Pmu {
-                continue;
+                Exited::Vmm(VmExit::IoIn { .. }) => {
+                    (self.device)(vmm);
+                    self.kvm.io_data().fill(7);
+                }
+                Exited::Vmm(VmExit::MmioRead { .. }) => {
+                    (self.device)(vmm);
+                    self.kvm.answer(Answer::Mmio([7; 8]));
+                }
+                Exited::Vmm(other) => panic!("{other:?}, {:x?}", self.kvm.get_regs()),
             }
-            let regs = self.kvm.get_regs();
-            return Ok(ran
-                .unwrap()
-                .unwrap_or_else(|exit| panic!("{exit}, {regs:x?}")));
         }
     }
 
