@@ -1,0 +1,127 @@
+//! All of a machine but its memory, in a file: what KVM has as bytes, the devices, the PMU.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use kvm_bindings::{kvm_clock_data, kvm_lapic_state, kvm_xcrs, kvm_xsave};
+use kvm_ioctls::{Kvm, VmFd};
+use kvm_pmu::KvmVcpu;
+use pmu_virt::PmuState;
+use serde::{Deserialize, Serialize};
+
+use crate::devices::SavedSerial;
+use crate::sys::{Plain, from_bytes, set_xsave, to_bytes};
+use crate::truth::Counted;
+
+const TSC: u32 = 0x10;
+const TSC_DEADLINE: u32 = 0x6e0;
+
+/// What is in the file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    pub(crate) vcpu: SavedVcpu,
+    pub(crate) pmu: PmuState,
+    pub(crate) ioapic: Vec<u64>,
+    pub(crate) serial: SavedSerial,
+    /// Nothing of the machine's: what the guest must have counted until now.
+    pub(crate) counted: Counted,
+}
+
+impl Saved {
+    pub(crate) fn write(&self, file: &Path) -> Result<()> {
+        let bytes = serde_json::to_vec(self)?;
+        fs::write(file, bytes).with_context(|| format!("the snapshot, {}", file.display()))
+    }
+
+    pub(crate) fn read(file: &Path) -> Result<Self> {
+        let said = || format!("the snapshot, {}", file.display());
+        let bytes = fs::read(file).with_context(said)?;
+        serde_json::from_slice(&bytes).with_context(said)
+    }
+}
+
+/// KVM's part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedVcpu {
+    regs: Vec<u8>,
+    sregs: Vec<u8>,
+    xsave: Vec<u32>,
+    xcrs: Vec<u8>,
+    debug_registers: Vec<u8>,
+    lapic: Vec<u8>,
+    events: Vec<u8>,
+    mp_state: Vec<u8>,
+    clock: Vec<u8>,
+    msrs: Vec<(u32, u64)>,
+}
+
+impl SavedVcpu {
+    /// Of a vCPU whose thread was left.
+    pub(crate) fn of(kvm: &Kvm, vm: &VmFd, vcpu: &KvmVcpu) -> Result<Self> {
+        // The guest compares its two clocks, so they are read one behind the other.
+        let clock = vm.get_clock()?;
+        let mut msrs = vec![(TSC, vcpu.read_msr(TSC)?.context("KVM has no TSC")?)];
+        for &index in kvm.get_msr_index_list()?.as_slice() {
+            if index != TSC
+                && let Some(value) = vcpu.read_msr(index)?
+            {
+                msrs.push((index, value));
+            }
+        }
+        Ok(Self {
+            regs: to_bytes(&vcpu.get_regs()?),
+            sregs: to_bytes(&vcpu.get_sregs()?),
+            xsave: vcpu.fd().get_xsave()?.region.to_vec(),
+            xcrs: to_bytes(&vcpu.fd().get_xcrs()?),
+            debug_registers: to_bytes(&vcpu.get_debug_regs()?),
+            lapic: to_bytes(&vcpu.get_lapic()?),
+            events: to_bytes(&vcpu.fd().get_vcpu_events()?),
+            mp_state: to_bytes(&vcpu.get_mp_state()?),
+            clock: to_bytes(&clock),
+            msrs,
+        })
+    }
+
+    /// Into a vCPU that has its CPUID, and has not run.
+    pub(crate) fn restore(&self, vm: &VmFd, vcpu: &KvmVcpu) -> Result<()> {
+        vcpu.set_mp_state(taken(&self.mp_state)?)?;
+        vcpu.set_regs(&taken(&self.regs)?)?;
+        vcpu.set_sregs(&taken(&self.sregs)?)?;
+        vcpu.fd().set_xcrs(&taken::<kvm_xcrs>(&self.xcrs)?)?;
+        let region: [u32; 1024] = self.xsave.as_slice().try_into()?;
+        let xsave = kvm_xsave {
+            region,
+            ..Default::default()
+        };
+        set_xsave(vcpu.fd(), &xsave)?;
+        vcpu.set_debug_regs(&taken(&self.debug_registers)?)?;
+        vcpu.fd()
+            .set_lapic(&taken::<kvm_lapic_state>(&self.lapic)?)?;
+        vcpu.fd().set_vcpu_events(&taken(&self.events)?)?;
+        // The local APIC asks for a deadline, which is a time of the TSC; so those two are last.
+        let (timers, others): (Vec<_>, Vec<_>) =
+            (self.msrs.iter().copied()).partition(|(index, _)| [TSC, TSC_DEADLINE].contains(index));
+        others.into_iter().try_for_each(|msr| set_msr(vcpu, msr))?;
+        // No flag is for the kernel to take: the pause is no time of the guest's.
+        let clock = kvm_clock_data {
+            flags: 0,
+            ..taken(&self.clock)?
+        };
+        vm.set_clock(&clock)?;
+        timers.into_iter().try_for_each(|msr| set_msr(vcpu, msr))
+    }
+}
+
+fn set_msr(vcpu: &KvmVcpu, (index, value): (u32, u64)) -> Result<()> {
+    let written = vcpu.write_msr(index, value)?;
+    // What has the value anyway need not be taken.
+    let taken = written || vcpu.read_msr(index)? == Some(value);
+    ensure!(taken, "KVM does not take MSR {index:#x} back: {value:#x}");
+    Ok(())
+}
+
+fn taken<T: Plain>(bytes: &[u8]) -> Result<T> {
+    let name = std::any::type_name::<T>();
+    from_bytes(bytes).with_context(|| format!("the snapshot's {name} has another length"))
+}
