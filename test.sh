@@ -544,7 +544,7 @@ one() {
 # one suite. What is not here has the machine to itself: it measures time with less room, or needs
 # both processors.
 beside="linux_models $units linux_pcr perfmon_tools linux emu_linux linux_debug linux_view linux_agent
-    linux_record arbiterd linux_pebs linux_ibs count msr perf_contract documentation perfmon-in-l1 linux_arbiter l1 cpc
+    linux_record linux_test_vmm arbiterd linux_pebs linux_ibs count msr perf_contract documentation perfmon-in-l1 linux_arbiter l1 cpc
     perfmon kernels hostile emu_hostile kernels-on-emu golden harness events bad_input house docs
     pcr_lines"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of

@@ -25,6 +25,7 @@ mod linux_models;
 mod linux_pcr;
 mod linux_pebs;
 mod linux_record;
+mod linux_test_vmm;
 mod linux_view;
 mod msr;
 mod pcr_lines;

@@ -62,6 +62,8 @@ fn fadt(dsdt: u64) -> Vec<u8> {
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup);
+    // Neither VGA nor a clock of CMOS, for which the kernel would wait.
+    fadt.iapc_boot_arch = (1 << 2 | 1 << 5).into();
     fadt.reset_reg = port(RESET);
     fadt.sleep_control_reg = port(OFF);
     fadt.sleep_status_reg = port(OFF + 1);

@@ -31,14 +31,15 @@ const ANY_THREAD: [i64; 14] = [
     libc::SYS_write,
 ];
 
-/// Kicks at deadlines, kicks of other vCPUs, and what KVM says of halts.
-const OF_THE_PMU: [i64; 10] = [
+/// Kicks at deadlines and whether they come, kicks of other vCPUs, and what KVM says of halts.
+const OF_THE_PMU: [i64; 11] = [
     libc::SYS_clock_gettime,
     libc::SYS_getpid,
     libc::SYS_gettid,
     // A page of the guest's #GP handler.
     libc::SYS_mprotect,
     libc::SYS_pread64,
+    libc::SYS_rt_sigaction,
     libc::SYS_sched_yield,
     libc::SYS_tgkill,
     libc::SYS_timer_create,

@@ -1,5 +1,5 @@
 //! What needs unsafe code: the slot of KVM's that is the guest's memory, protection of its pages,
-//! a signal to a thread, and KVM's structures as bytes.
+//! the signal to a thread, and KVM's structures as bytes.
 
 use std::io;
 use std::mem::size_of;
@@ -11,8 +11,10 @@ use kvm_bindings::{
     kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_pmu::{on_kick, own_kick_handler};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::errno;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 const PAGE_SIZE: usize = 0x1000;
 
@@ -55,10 +57,27 @@ pub(crate) fn protect(
     }
 }
 
-/// Sends a signal to a thread that nobody has joined.
-pub(crate) fn signal<T>(thread: &JoinHandle<T>, signal: i32) -> io::Result<()> {
+/// The signal by which this VMM calls its vCPU's thread out of the guest; `kvm-pmu` uses the same.
+fn signal() -> i32 {
+    SIGRTMIN()
+}
+
+extern "C" fn kicked(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands it a siginfo_t that is
+    // valid until it returns.
+    on_kick(unsafe { &*info });
+}
+
+/// Installs this VMM's own handler.
+pub(crate) fn handle_kicks() -> Result<(), errno::Error> {
+    register_signal_handler(signal(), kicked)?;
+    own_kick_handler(signal())
+}
+
+/// Kicks a thread that nobody has joined.
+pub(crate) fn kick<T>(thread: &JoinHandle<T>) -> io::Result<()> {
     // SAFETY: a thread that has a handle was not joined, so its number is still its own.
-    match unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) } {
+    match unsafe { libc::pthread_kill(thread.as_pthread_t(), signal()) } {
         // It has ended by itself.
         0 | libc::ESRCH => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),

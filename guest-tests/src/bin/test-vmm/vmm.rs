@@ -14,9 +14,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VmFd};
 use kvm_pmu::{
-    Answer, Armed, ExitOwner, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, ProtectPages,
-    ThreadContext, TrapPlan, VcpuId, VmExit, VmTraps, cpuid, install_kick_handler, kick_signal,
-    msr_ranges, switch_off_vpmu,
+    Answer, Armed, Exited, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, ProtectPages,
+    ThreadContext, TrapPlan, VcpuId, VmExit, VmTraps, cpuid, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, SimBackend, VcpuPmu};
 
@@ -154,9 +153,7 @@ impl OneCpu {
 
     /// Runs until it ends or is paused.
     pub(crate) fn run(self, pause: Pause) -> Result<Stopped> {
-        // The signal is the one that this VMM would have for itself; its own handler, were there
-        // one, would have to be there before.
-        install_kick_handler()?;
+        sys::handle_kicks()?;
         let (kvm, traps, chip) = (self.kvm, self.traps, self.chip);
         let vm = self.vm.clone();
         let stop = Arc::new(AtomicBool::new(pause == Pause::AtOnce));
@@ -214,7 +211,7 @@ fn stop_later(
         return Ok(());
     }
     stop.store(true, Ordering::Relaxed);
-    Ok(sys::signal(thread, kick_signal())?)
+    Ok(sys::kick(thread)?)
 }
 
 /// KVM has the local APIC alone.
@@ -286,18 +283,16 @@ impl Runner {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(Stop::Paused);
             }
-            let mut lent = Lent {
+            let lent = Lent {
                 vm: &self.vm,
                 memory: memory.for_vmm(),
                 thread,
                 observer: &mut self.witness,
             };
-            self.pmu.before_entry(&mut self.vcpu, &mut lent)?;
-            let exit = self.vcpu.enter();
-            if self.pmu.take_exit(&mut self.vcpu, &mut lent, exit)? == ExitOwner::Pmu {
-                continue;
-            }
-            if let Some(ending) = self.answer(exit?)? {
+            let exited = self.pmu.enter(&mut self.vcpu, lent)?.run()?;
+            if let Exited::Vmm(exit) = exited
+                && let Some(ending) = self.answer(exit)?
+            {
                 return Ok(Stop::Ended(ending));
             }
         }
