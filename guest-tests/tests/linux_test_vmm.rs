@@ -57,9 +57,11 @@ fn moments(count: u64, seed: u64) -> Vec<String> {
 
 /// The guest's own last words, if it has died.
 fn last_words(console: &str) -> Option<String> {
-    const DEADLY: [&str; 4] = ["general protection fault", "Oops", "Kernel panic", "BUG:"];
+    const DEADLY: [&str; 3] = ["general protection fault", "Oops:", "Kernel panic"];
     let lines: Vec<_> = console.lines().collect();
-    let is_deadly = |line: &&str| DEADLY.iter().any(|word| line.contains(word));
+    // The kernel's lines begin with a time.
+    let is_deadly =
+        |line: &&str| line.starts_with('[') && DEADLY.iter().any(|word| line.contains(word));
     let first = lines.iter().position(is_deadly)?;
     let last = lines.len().min(first + 12);
     Some(lines[first..last].join("\n"))
@@ -175,7 +177,7 @@ fn last_words_are_those_of_the_guest() {
     fn check(console: &str, expected: Option<&str>) {
         assert_eq!(last_words(console).as_deref(), expected);
     }
-    check("#### begin 1: true\n#### done\n", None);
+    check("#### begin 1: dmesg | grep Oops:\n#### done\n", None);
     check(
         "boot\n[ 1.0] general protection fault: 0000 [#1]\n[ 1.0] RIP: 0010:native_read_pmc\n",
         Some("[ 1.0] general protection fault: 0000 [#1]\n[ 1.0] RIP: 0010:native_read_pmc"),

@@ -141,8 +141,12 @@ fn the_processor_in_software_has_no_floats() {
 /// It would write back IRR and the timer as they were a moment ago.
 #[test]
 fn nobody_sets_the_local_apic() {
+    // A vCPU that is restored has not run, so that there is nothing newer to write over.
+    let restores = "guest-tests/src/bin/test-vmm/snapshot.rs";
     let sources = sources();
-    let wrong = sources.iter().filter(|source| has(source, "set_lapic"));
+    let wrong = sources
+        .iter()
+        .filter(|source| has(source, "set_lapic") && source.path != restores);
     none_of(wrong.map(|source| format!("{}: set_lapic", source.path)));
 }
 

@@ -63,7 +63,7 @@ const fn writes<T>(number: u64) -> u64 {
 const OF_ANY_VMM: [u64; 2] = [ioctl(0, 0, 0x80), writes::<kvm_msi>(0xa5)];
 
 /// Registers, events and the local APIC of a stopped vCPU; NMIs; the breakpoint on the handler.
-const IOCTLS_OF_THE_PMU: [u64; 16] = [
+const IOCTLS_OF_THE_PMU: [u64; 15] = [
     reads::<kvm_regs>(0x81),
     writes::<kvm_regs>(0x82),
     reads::<kvm_sregs>(0x83),
@@ -72,7 +72,6 @@ const IOCTLS_OF_THE_PMU: [u64; 16] = [
     writes::<kvm_msrs>(0x89),
     reads::<kvm_fpu>(0x8c),
     reads::<kvm_lapic_state>(0x8e),
-    writes::<kvm_lapic_state>(0x8f),
     reads::<kvm_mp_state>(0x98),
     ioctl(0, 0, 0x9a),
     writes::<kvm_guest_debug>(0x9b),
