@@ -126,7 +126,7 @@ fn save_and_restore(image: &LinuxImage) {
         .arg(absolute(guest.kernel()))
         .arg(absolute(guest.initrd()));
     let run = run.arg(cmdline).args(&moments);
-    let timeout = Duration::from_secs(180 + 6 * count);
+    let timeout = Duration::from_secs(300 + 6 * count);
     // One processor: `docs/internals/testing.md`, "Limits of L1".
     let machine = Machine::new().memory_mib(2048).smp(1).timeout(timeout);
     let (out, errors) = console(machine.output(&run));
