@@ -68,7 +68,7 @@ fn entry_and_exit_lie_together() {
     let program = program();
     let program = object::File::parse(&*program).unwrap();
     let section = program.section_by_name(".text.exit_path").unwrap();
-    for part in ["KvmPmu12before_entry", "KvmPmu9take_exit"] {
+    for part in ["KvmPmu5enter", "KvmPmu9take_exit"] {
         let mut symbols = program.symbols();
         let found = symbols.find(|symbol| symbol.name().is_ok_and(|name| name.contains(part)));
         let found = found.and_then(|symbol| symbol.section_index());
