@@ -118,9 +118,8 @@ pub fn guest_cpuid(
     topology::describe_one_socket(&mut leaves, plan.vendor, vcpu, plan.cpus);
     platform::show_hypervisor(&mut leaves);
     platform::show_apic_features(&mut leaves, plan.apic);
-    platform::hide_nested_virtualisation(&mut leaves);
-    platform::hide_fred_and_cet(&mut leaves);
-    platform::hide_breakpoint_extensions(&mut leaves);
+    // Nothing is kept.
+    let _ = pmu::hide_obstacles(&mut leaves, &[]);
     if !plan.async_page_faults {
         platform::hide_async_page_faults(&mut leaves);
     }

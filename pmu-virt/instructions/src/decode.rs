@@ -32,6 +32,43 @@ pub enum Undecodable {
     },
 }
 
+/// An encoding that a decoder of iced-x86 may lack: each has a feature that takes it away, and
+/// any crate of a build switches it on for all, without a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// AVX, BMI and AVX-512's masks; `no_vex`.
+    Vex,
+    /// AVX-512; `no_evex`.
+    Evex,
+    /// AMD's XOP and TBM; `no_xop`, which this repository has itself.
+    Xop,
+}
+
+impl Encoding {
+    /// Whether this build decodes it.
+    #[must_use]
+    pub fn is_decoded(self) -> bool {
+        let (bytes, mnemonic): (&[u8], _) = match self {
+            // VMOVAPS xmm0, xmm1 and zmm0, zmm1; VPROTD xmm0, xmm1, 5.
+            Self::Vex => (&[0xc5, 0xf8, 0x28, 0xc1], Mnemonic::Vmovaps),
+            Self::Evex => (&[0x62, 0xf1, 0x7c, 0x48, 0x28, 0xc1], Mnemonic::Vmovaps),
+            Self::Xop => (&[0x8f, 0xe8, 0x78, 0xc2, 0xc1, 5], Mnemonic::Vprotd),
+        };
+        let decoder = Decoder::try_with_ip(64, bytes, 0, DecoderOptions::NONE);
+        decoder.is_ok_and(|mut decoder| decoder.decode().mnemonic() == mnemonic)
+    }
+
+    /// The feature of iced-x86 that takes it away.
+    #[must_use]
+    pub fn feature(self) -> &'static str {
+        match self {
+            Self::Vex => "no_vex",
+            Self::Evex => "no_evex",
+            Self::Xop => "no_xop",
+        }
+    }
+}
+
 /// An instruction, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded {

@@ -47,7 +47,7 @@ mod memory;
 mod operand;
 mod retire;
 
-pub use decode::{Decoded, Undecodable, decode, rip_after_rdpmc};
+pub use decode::{Decoded, Encoding, Undecodable, decode, rip_after_rdpmc};
 pub use facts::InsnFacts;
 pub use faults::{FaultSet, is_canonical, pushes_error_code};
 pub use iced_x86::{Instruction, InstructionInfoFactory};

@@ -4,6 +4,7 @@
 mod counts;
 mod facts;
 mod operands;
+mod other_build;
 mod retire;
 
 use instruction_facts::{Decoded, InsnFacts, InstructionInfoFactory, Undecodable, decode};

@@ -106,9 +106,10 @@ fn run() -> Result<Seen, Failure> {
     // Step 3: CPUID tells of the PMU.
     let backend = Box::new(ClockBackend::new());
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    let leaves = cpuid::merge(
+    let (leaves, _) = cpuid::merge(
         supported.as_slice(),
         Some(&model.cpuid(|request| backend.plan(request).is_ok())),
+        &[],
     );
     let leaves = CpuId::from_entries(&leaves).map_err(|_| "too many CPUID leaves")?;
     vcpu.fd().set_cpuid2(&leaves)?;
@@ -120,7 +121,7 @@ fn run() -> Result<Seen, Failure> {
     logical.attach(&mut counters);
     let mut parts = KvmPmuParts::new(logical, tsc_khz);
     parts.traps = VmTraps::new(TrapPlan::default(), Some(Arc::new(memory.clone())));
-    let mut pmu = KvmPmu::new(&vcpu, parts);
+    let mut pmu = KvmPmu::new(&vcpu, parts)?;
     // Step 5: the thread, which lends its counters.
     install_kick_handler()?;
     let mut thread = ThreadContext::new(tsc_khz)?.with_counters(Some(counters));

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use instruction_facts::Encoding;
 use pmu_virt::NotSettled;
 use serde::Serialize;
 use thiserror::Error;
@@ -110,6 +111,19 @@ pub enum KvmPmuError {
     /// A thread cannot run vCPUs: a kick would not end their `KVM_RUN`.
     #[error("ThreadContext::new: {0}")]
     Kick(#[from] KickError),
+    /// The decoder of this build lacks instructions that the guest may execute, and would
+    /// count them wrongly.
+    #[error(
+        "{id}: KvmPmu::new: its CPUID announces instructions that iced-x86 was built without: some \
+         crate of this build has that one's feature {}",
+        lacks.feature()
+    )]
+    Decoder {
+        /// The vCPU.
+        id: VcpuId,
+        /// What is not decoded.
+        lacks: Encoding,
+    },
     /// A vCPU was to be entered on a thread that cannot count for it.
     #[error("{0}: enter: {1}")]
     Entry(VcpuId, EntryError),
@@ -128,6 +142,7 @@ impl KvmPmuError {
             Self::Pmi(PmiError::SignalMsi(_))
             | Self::Timer(_)
             | Self::Kick(_)
+            | Self::Decoder { .. }
             | Self::Entry(..)
             | Self::NotSettled(_) => false,
         }

@@ -15,6 +15,7 @@ use pmu_virt::{
 };
 use vmm_sys_util::errno;
 
+use crate::cpuid::announced;
 use crate::debug::DebugQuirks;
 use crate::error::{EntryError, KvmPmuError, VcpuError};
 use crate::memory::GuestBytes;
@@ -133,9 +134,16 @@ pub struct KvmPmu {
 }
 
 impl KvmPmu {
-    /// Of `vcpu`.
-    #[must_use]
-    pub fn new(vcpu: &KvmVcpu, parts: KvmPmuParts) -> Self {
+    /// Of `vcpu`, whose CPUID is set.
+    ///
+    /// # Errors
+    /// [`KvmPmuError::Decoder`]; or the vCPU's CPUID could not be read.
+    pub fn new(vcpu: &KvmVcpu, parts: KvmPmuParts) -> Result<Self, KvmPmuError> {
+        let announced = announced(&vcpu.get_cpuid()?);
+        if let Some(lacks) = announced.into_iter().find(|one| !one.is_decoded()) {
+            let id = vcpu.id();
+            return Err(KvmPmuError::Decoder { id, lacks });
+        }
         let tsc_khz = parts.tsc_khz.max(1);
         let floor = Ticks::of(parts.pmi_floor, tsc_khz);
         let mut traps = Traps::new(
@@ -147,7 +155,7 @@ impl KvmPmu {
         );
         // One that was restored may be read on vCPUs that are run before this one.
         traps.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
-        Self {
+        Ok(Self {
             process: std::process::id().cast_signed(),
             tsc_khz,
             pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
@@ -156,7 +164,7 @@ impl KvmPmu {
             pmis: PmiSender::default(),
             time: GuestTime::new(vcpu, tsc_khz),
             near: Ticks::of(NEAR, tsc_khz),
-        }
+        })
     }
 
     /// The TSC's frequency in kHz.
@@ -288,6 +296,7 @@ impl KvmPmu {
 
     /// Takes in what a `KVM_RUN` ended with: settles the counts, and answers the exit if it is
     /// the PMU's.
+    #[inline(never)]
     fn take_exit(
         &mut self,
         vcpu: &mut KvmVcpu,

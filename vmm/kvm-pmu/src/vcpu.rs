@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use guest_exit::{Answer, VmExit};
 use kvm_bindings::{
-    CpuId, KVM_CAP_SYNC_REGS, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED,
-    KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, Msrs,
-    kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
-    kvm_regs, kvm_sregs, kvm_vcpu_events,
+    CpuId, KVM_CAP_SYNC_REGS, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_HALTED,
+    KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS,
+    KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use pmu_virt::cpuid::Leaves;
@@ -279,6 +279,16 @@ impl KvmVcpu {
         let entries = entries.map_err(|_| errno::Error::new(libc::E2BIG));
         let set = entries.and_then(|entries| self.fd.set_cpuid2(&entries));
         set.map_err(|error| self.error("KVM_SET_CPUID2", error))
+    }
+
+    /// What CPUID answers; nothing before it was set.
+    ///
+    /// # Errors
+    /// The error of `KVM_GET_CPUID2`.
+    pub(crate) fn get_cpuid(&self) -> Result<Leaves, VcpuError> {
+        let entries = self.fd.get_cpuid2(KVM_MAX_CPUID_ENTRIES);
+        let entries = entries.map_err(|error| self.error("KVM_GET_CPUID2", error))?;
+        Ok(cpuid::from_kvm(entries.as_slice()))
     }
 
     /// Whether it was never started, or got an INIT since.

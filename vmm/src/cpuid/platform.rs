@@ -23,38 +23,6 @@ pub(super) fn show_apic_features(leaves: &mut Leaves, apic: ApicFacts) {
     });
 }
 
-/// VMX and SMX, SVM and SKINIT, SVM's leaf, and memory encryption: a nested
-/// guest's PMU accesses would not reach the VMM.
-pub(super) fn hide_nested_virtualisation(leaves: &mut Leaves) {
-    leaves.clear(1, 0, Reg::Ecx, 5);
-    leaves.clear(1, 0, Reg::Ecx, 6);
-    leaves.clear(0x8000_0001, 0, Reg::Ecx, 2);
-    leaves.clear(0x8000_0001, 0, Reg::Ecx, 12);
-    for leaf in [0x8000_000a, 0x8000_001f] {
-        leaves.remove(leaf);
-    }
-}
-
-/// FRED, its companions LKGS and NMI source, and CET: the RDPMC trap stands on
-/// the IDT and pops exception frames, and would break the shadow stack.
-pub(super) fn hide_fred_and_cet(leaves: &mut Leaves) {
-    for bit in [17, 18, 20] {
-        leaves.clear(7, 1, Reg::Eax, bit);
-    }
-    leaves.clear(7, 0, Reg::Ecx, 7); // shadow stacks
-    leaves.clear(7, 0, Reg::Edx, 20); // indirect branch tracking
-    leaves.clear(7, 1, Reg::Edx, 18); // supervisor shadow stacks
-    for component in [11, 12] {
-        leaves.clear(0xd, 1, Reg::Ecx, component);
-    }
-}
-
-/// AMD's breakpoint address masks (0x80000001 ECX[26]): the VMM takes over the
-/// debug registers, and KVM gives it no masks for them.
-pub(super) fn hide_breakpoint_extensions(leaves: &mut Leaves) {
-    leaves.clear(0x8000_0001, 0, Reg::Ecx, 26);
-}
-
 pub(super) fn hide_async_page_faults(leaves: &mut Leaves) {
     for bit in ASYNC_PF_BITS {
         leaves.clear(KVM_FEATURES, 0, Reg::Eax, bit);

@@ -31,7 +31,8 @@ use crate::sched::{CoreEnd, CorePlan, CoreReport};
 use crate::sync::lock;
 use crate::sys::install_kick_handler;
 use crate::vcpu::{
-    DebugQuirks, Observer, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuParts,
+    DebugQuirks, Observer, Silent, StepSupport, TrapEvent, Vcpu, VcpuControl, VcpuEnd, VcpuFailure,
+    VcpuParts,
 };
 
 /// What runs a micro-guest.
@@ -397,7 +398,7 @@ impl MicroRun {
             pmi_floor: Duration::from_micros(self.pmi_floor_us.into()),
             tsc_khz,
         };
-        let pmu = KvmPmu::new(&kvm, pmu);
+        let pmu = KvmPmu::new(&kvm, pmu).map_err(VcpuFailure::from)?;
         Ok(VcpuParts {
             kvm,
             vm: shared.vm.clone(),

@@ -82,7 +82,7 @@ impl Solo {
             tsc_khz,
         };
         let vcpu = Vcpu::new(VcpuParts {
-            pmu: KvmPmu::new(&kvm, pmu),
+            pmu: KvmPmu::new(&kvm, pmu).map_err(VcpuFailure::from)?,
             kvm,
             vm,
             platform: parts.platform,

@@ -1,8 +1,8 @@
 //! What a VMM may forget, or do to the kick signal: each is an error that names the step.
 
 use kvm_pmu::{
-    KickTarget, ThreadContext, TrapMode, install_kick_handler, install_kick_handler_of,
-    kick_signal, own_kick_handler,
+    KickTarget, KvmPmu, KvmPmuParts, ThreadContext, TrapMode, install_kick_handler,
+    install_kick_handler_of, kick_signal, own_kick_handler,
 };
 use pmu_virt::{ClockBackend, CorePmu};
 use vmm_sys_util::signal::SIGRTMIN;
@@ -142,4 +142,34 @@ fn a_vmm_has_a_signal_of_its_own() {
         is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::passes_on)
     };
     assert!(sys::in_a_child(own));
+}
+
+/// This build's decoder has no XOP, as another's may have no AVX.
+#[test]
+fn what_the_decoder_lacks_is_not_announced() {
+    const XOP: u32 = 1 << 11;
+    if !can_run("what_the_decoder_lacks_is_not_announced") {
+        return;
+    }
+    let vmm = Vmm::new(TrapMode::Auto);
+    let made = |ecx: u32| {
+        let vcpu = vmm.vcpu(u8::from(ecx != 0), None);
+        let mut leaves = vcpu.kvm.fd().get_cpuid2(80).unwrap();
+        for leaf in leaves.as_mut_slice() {
+            if leaf.function == 0x8000_0001 {
+                leaf.ecx = leaf.ecx & !(XOP | 1 << 21) | ecx;
+            }
+        }
+        vcpu.kvm.fd().set_cpuid2(&leaves).unwrap();
+        let parts = KvmPmuParts::new(vmm.pmu(0), vcpu.pmu.tsc_khz());
+        KvmPmu::new(&vcpu.kvm, parts)
+            .map(drop)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(made(0), Ok(()));
+    let told = made(XOP).unwrap_err();
+    assert!(
+        told.starts_with("vCPU 1: KvmPmu::new: ") && told.ends_with("feature no_xop"),
+        "{told}"
+    );
 }

@@ -12,7 +12,7 @@ use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VmFd};
 use kvm_pmu::{
     Answer, Armed, Entered, Exited, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, Lent, MsrFilter,
     ThreadContext, TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit,
-    VmTraps, install_kick_handler, msr_ranges, switch_off_vpmu,
+    VmTraps, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{ClockBackend, CorePmu, Grant, OwnerId, PmuModel, PmuState, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress};
@@ -101,6 +101,8 @@ impl Vmm {
         vm.enable_cap(&filter.exits()).unwrap();
         vm.set_msr_filter(filter.default_action(), &filter.ranges())
             .unwrap();
+        let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
+        let (leaves, _) = cpuid::merge(supported.as_slice(), None, &[]);
         let plan = TrapPlan {
             mode,
             obstacle: None,
@@ -109,7 +111,7 @@ impl Vmm {
             traps: VmTraps::new(plan, Some(Arc::new(memory.clone()))),
             vm,
             memory,
-            cpuid: kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap(),
+            cpuid: CpuId::from_entries(&leaves).unwrap(),
             model,
         }
     }
@@ -185,7 +187,7 @@ impl Vmm {
         let mut parts = KvmPmuParts::new(logical, tsc_khz);
         parts.traps = self.traps.clone();
         Vcpu {
-            pmu: KvmPmu::new(&kvm, parts),
+            pmu: KvmPmu::new(&kvm, parts).unwrap(),
             kvm,
             thread: ThreadContext::new(tsc_khz)
                 .unwrap()

@@ -118,7 +118,7 @@ impl<'a> KvmBase<'a> {
         };
         let pcr = outfit.guest.pcr.as_ref();
         Ok(VcpuParts {
-            pmu: KvmPmu::new(&kvm, pmu),
+            pmu: KvmPmu::new(&kvm, pmu)?,
             kvm,
             vm: self.vm.clone(),
             platform: outfit.platform.clone(),
