@@ -51,8 +51,9 @@ pub use pmu_virt::{PmiDelivery, PmiRoute, Tsc};
 pub use protect::{ProtectPages, TwiceMapped};
 pub use step_driver::StepSupport;
 pub use sys::{
-    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler,
-    install_kick_handler_of, kick_signal, on_kick, own_kick_handler, thread_cpu_time,
+    HaltStats, Halted, KickTarget, KickTimer, SharedError, SharedMemory, StatsError,
+    install_kick_handler, install_kick_handler_of, kick_signal, on_kick, own_kick_handler,
+    thread_cpu_time,
 };
 pub use thread::ThreadContext;
 pub use time::now;

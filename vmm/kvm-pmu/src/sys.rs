@@ -7,6 +7,7 @@
 mod kick;
 mod memory;
 mod run;
+mod shared;
 mod stats;
 mod time;
 
@@ -17,6 +18,7 @@ pub use kick::{
 };
 pub(crate) use memory::{protect_page, unnamed_file};
 pub(crate) use run::{answer_mmio, answer_msr, exit_after, expect_interruption, io_data};
+pub use shared::{SharedError, SharedMemory};
 pub use stats::{HaltStats, Halted, StatsError};
 pub(crate) use time::rdtsc;
 pub use time::{KickTimer, thread_cpu_time};

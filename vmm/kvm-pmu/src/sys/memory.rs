@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 /// Bytes of a page of the host's.
-const PAGE_SIZE: usize = 0x1000;
+pub(super) const PAGE_SIZE: usize = 0x1000;
 
 /// Memory of `size` bytes, as a file that nobody else sees.
 pub(crate) fn unnamed_file(size: u64) -> io::Result<File> {

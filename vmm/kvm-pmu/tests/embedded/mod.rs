@@ -8,14 +8,15 @@ mod sys;
 mod vmm;
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvm_pmu::{Armed, Exited, ThreadContext, TrapMode, VmExit};
+use kvm_pmu::{Armed, Exited, SharedMemory, ThreadContext, TrapMode, VmExit};
 use vmm_sys_util::errno;
 
 use vmm::{
-    COUNT, COUNTER, CYCLES, DEVICE, END, ENDBR64, GLOBAL, GP_TAKEN, MAIN, MMIO, PAUSE, PUSH,
-    SELECT, VALUE, Vcpu, Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
+    COUNT, COUNTER, CYCLES, DEVICE, END, ENDBR64, GLOBAL, GP_TAKEN, HANDLER, MAIN, MMIO, PAUSE,
+    PUSH, SELECT, VALUE, Vcpu, Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
 };
 
 use iced_x86::code_asm::{CodeAssembler, al, byte_ptr};
@@ -357,4 +358,34 @@ fn an_entry_that_is_dropped_is_over() {
     vmm.traps.restore();
     let values = [(VALUE, COUNT), (VALUE, COUNT), (END, COUNT)];
     assert_eq!(vcpu.reports(&vmm), values);
+}
+
+/// The handler of a guest in memory that the VMM has mapped itself is patched, and the VMM is
+/// told what was written.
+#[test]
+fn a_vmm_has_its_own_memory() {
+    if !can_run("a_vmm_has_its_own_memory") {
+        return;
+    }
+    let wrote = Arc::new(Mutex::new(Vec::new()));
+    let told = wrote.clone();
+    let shared = SharedMemory::new(move |at, len| told.lock().unwrap().push((at, len)));
+    let vmm = Vmm::with(TrapMode::Auto, ENDBR64, |a| {
+        enable(a)?;
+        read(a)?;
+        report(a, PAUSE)?;
+        read(a)?;
+        report(a, END)
+    });
+    let vmm = vmm.in_shared(Arc::new(shared));
+    let mut vcpu = vmm.started(0, MAIN, None);
+    let reports = vcpu.reports(&vmm);
+    assert_eq!(reports, [(VALUE, COUNT), (PAUSE, COUNT)]);
+    assert_eq!(vcpu.seen.0, [Armed::Patch]);
+    assert_ne!(vmm.handler_byte(), ENDBR64[0]);
+    vcpu.leave();
+    vmm.traps.restore();
+    assert_eq!(vmm.handler_byte(), ENDBR64[0]);
+    assert_eq!(*wrote.lock().unwrap(), [(HANDLER, 1), (HANDLER, 1)]);
+    assert_eq!(vcpu.reports(&vmm), [(VALUE, COUNT), (END, COUNT)]);
 }

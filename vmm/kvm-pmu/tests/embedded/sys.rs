@@ -4,15 +4,29 @@ use std::io::ErrorKind;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use kvm_pmu::TwiceMapped;
+use kvm_pmu::{SharedMemory, TwiceMapped};
 use vm_memory::{GuestAddress, GuestMemoryBackend as _};
 
 /// Gives `vm` the first `size` bytes of `memory`, which has to outlive it.
 pub(crate) fn set_memory(vm: &VmFd, memory: &TwiceMapped, size: usize) {
     let at = memory.for_kvm().get_host_address(GuestAddress(0)).unwrap();
+    set_slot(vm, at as u64, size);
+}
+
+/// The same of memory that the VMM has mapped once, and `shared` again.
+pub(crate) fn share_memory(vm: &VmFd, memory: &TwiceMapped, shared: &SharedMemory, size: usize) {
+    let at = memory.for_vmm().get_host_address(GuestAddress(0)).unwrap();
+    // SAFETY: guest memory of that size, which is only accessed volatilely.
+    let at = unsafe { shared.add_mapped((0, size), at) }.unwrap();
+    // A slot is deleted before it has other memory.
+    set_slot(vm, at, 0);
+    set_slot(vm, at, size);
+}
+
+fn set_slot(vm: &VmFd, at: u64, size: usize) {
     let slot = kvm_userspace_memory_region {
         memory_size: size as u64,
-        userspace_addr: at as u64,
+        userspace_addr: at,
         ..Default::default()
     };
     // SAFETY: the mapping has `size` bytes, and the caller drops it after the VM.

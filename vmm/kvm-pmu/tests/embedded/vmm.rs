@@ -11,8 +11,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VmFd};
 use kvm_pmu::{
     Answer, Armed, Entered, Exited, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, Lent, MsrFilter,
-    ThreadContext, TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit,
-    VmTraps, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu,
+    SharedMemory, ThreadContext, TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId,
+    VmExit, VmTraps, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu,
 };
 use pmu_virt::{ClockBackend, CorePmu, Grant, OwnerId, PmuModel, PmuState, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress};
@@ -87,6 +87,13 @@ impl TrapObserver for Seen {
 }
 
 impl Vmm {
+    /// The same in memory that the VMM has mapped itself, and `shared` again for KVM.
+    pub(crate) fn in_shared(mut self, shared: Arc<SharedMemory>) -> Self {
+        super::sys::share_memory(&self.vm, &self.memory, &shared, MEMORY_SIZE);
+        self.traps = VmTraps::new(TrapPlan::default(), Some(shared));
+        self
+    }
+
     /// Without a guest yet.
     pub(crate) fn new(mode: TrapMode) -> Self {
         let kvm = Kvm::new().unwrap();

@@ -1,0 +1,398 @@
+//! Guest memory that a VMM has mapped itself, mapped again for KVM.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fmt, io};
+
+use thiserror::Error;
+use vm_memory::{Bytes, VolatileSlice};
+
+use super::memory::PAGE_SIZE;
+use crate::memory::GuestBytes;
+use crate::protect::ProtectPages;
+use crate::trap::PatchRefusal;
+
+/// Why guest memory cannot be mapped again. Its slot then has the VMM's own mapping, and a
+/// handler in it is not patched.
+#[derive(Debug, Error)]
+pub enum SharedError {
+    #[error("guest memory of {len:#x} bytes at {start:#x} does not consist of whole pages")]
+    Unaligned { start: u64, len: usize },
+    /// Who reads behind the end of a file is killed.
+    #[error("guest memory at {0:#x} ends behind its file, which has {1:#x} bytes")]
+    Short(u64, u64),
+    #[error("guest memory at {0:#x} is there already")]
+    Overlap(u64),
+    /// Private memory and that of hugetlbfs have no second mapping by address.
+    #[error("guest memory at {0:#x} cannot be mapped again: {1}")]
+    NotShared(u64, io::Error),
+}
+
+/// The memory of a VMM that has mapped it itself, shared: each slot of KVM's gets another
+/// mapping of the same memory, of which a page can be made read-only for the guest alone.
+pub struct SharedMemory {
+    regions: Mutex<Vec<Region>>,
+    wrote: Box<dyn Fn(u64, usize) + Send + Sync>,
+}
+
+/// One slot.
+struct Region {
+    start: u64,
+    len: usize,
+    /// None: it could not be mapped again.
+    mappings: Option<Mappings>,
+}
+
+struct Mappings {
+    /// The slot's, of which pages are protected.
+    guest: Mapping,
+    /// That of this crate's own accesses.
+    ours: Mapping,
+}
+
+/// A mapping of this crate's own.
+struct Mapping {
+    at: NonNull<libc::c_void>,
+    len: usize,
+}
+
+// SAFETY: the pages are shared with the guest and only accessed volatilely; the address is
+// this value's alone, and valid on every thread.
+unsafe impl Send for Mapping {}
+
+impl SharedMemory {
+    /// Without a slot yet. `wrote` is told of each write of this crate, by its guest-physical
+    /// address and length, for a VMM that keeps account of dirty pages; it must not call
+    /// the VM's traps.
+    pub fn new(wrote: impl Fn(u64, usize) + Send + Sync + 'static) -> Self {
+        Self {
+            regions: Mutex::default(),
+            wrote: Box::new(wrote),
+        }
+    }
+
+    /// Memory of `len` bytes of `file` from `offset` on, which the guest has at `start`; the
+    /// address for KVM's slot. What the guest reaches at two addresses is not to be added.
+    ///
+    /// # Errors
+    /// [`SharedError`].
+    pub fn add(
+        &self,
+        (start, len): (u64, usize),
+        (file, offset): (BorrowedFd<'_>, i64),
+    ) -> Result<u64, SharedError> {
+        let borrowed = file.try_clone_to_owned().map(File::from);
+        let size = borrowed.and_then(|file| file.metadata());
+        let size = size
+            .map_err(|error| SharedError::NotShared(start, error))?
+            .len();
+        let end = u64::try_from(offset).map(|offset| offset.saturating_add(len as u64));
+        if end.is_ok_and(|end| end > size) {
+            return Err(SharedError::Short(start, size));
+        }
+        self.insert((start, len), || {
+            // SAFETY: a new mapping, at an address that the kernel chooses, replaces nothing.
+            Mapping::of(len, unsafe {
+                libc::mmap(
+                    ptr::null_mut(),
+                    len,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED,
+                    file.as_raw_fd(),
+                    offset,
+                )
+            })
+        })
+    }
+
+    /// The same of what the VMM has mapped at `host`, for one that has no descriptor of it.
+    ///
+    /// # Safety
+    /// `host` is the address of guest memory of `len` bytes at least, to which no Rust reference
+    /// exists.
+    ///
+    /// # Errors
+    /// [`SharedError`].
+    pub unsafe fn add_mapped(
+        &self,
+        (start, len): (u64, usize),
+        host: *mut u8,
+    ) -> Result<u64, SharedError> {
+        self.insert((start, len), || {
+            // SAFETY: a length of 0 leaves the old mapping as it is and makes another one of
+            // it (`mremap(2)`), which the caller allows.
+            Mapping::of(len, unsafe {
+                libc::mremap(host.cast(), 0, len, libc::MREMAP_MAYMOVE)
+            })
+        })
+    }
+
+    /// KVM has no slot at `start` any more. Patches in it are to be taken back before
+    /// ([`VmTraps::restore`](crate::VmTraps::restore)).
+    pub fn remove(&self, start: u64) {
+        self.lock().retain(|region| region.start != start);
+    }
+
+    fn insert(
+        &self,
+        (start, len): (u64, usize),
+        map: impl Fn() -> io::Result<Mapping>,
+    ) -> Result<u64, SharedError> {
+        let page = PAGE_SIZE as u64;
+        if start % page != 0 || len == 0 || len % PAGE_SIZE != 0 {
+            return Err(SharedError::Unaligned { start, len });
+        }
+        let end = start.saturating_add(len as u64);
+        let mut regions = self.lock();
+        if regions
+            .iter()
+            .any(|one| one.start < end && start < one.end())
+        {
+            return Err(SharedError::Overlap(start));
+        }
+        let both = map().and_then(|guest| {
+            Ok(Mappings {
+                guest,
+                ours: map()?,
+            })
+        });
+        let (mappings, told) = match both {
+            Ok(both) => {
+                let address = both.guest.at.as_ptr().expose_provenance() as u64;
+                (Some(both), Ok(address))
+            }
+            Err(error) => (None, Err(SharedError::NotShared(start, error))),
+        };
+        regions.push(Region {
+            start,
+            len,
+            mappings,
+        });
+        told
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
+        // Plain data, which a panic elsewhere does not spoil.
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `act` with each piece of `len` bytes at `address`, and where it begins among
+    /// them; false where some of it is no memory.
+    fn pieces(
+        &self,
+        address: u64,
+        len: usize,
+        mut act: impl FnMut(&VolatileSlice<'_>, usize),
+    ) -> bool {
+        let regions = self.lock();
+        let mut done = 0;
+        while done < len {
+            let at = address.wrapping_add(done as u64);
+            let Some((region, mappings)) = regions.iter().find_map(|one| one.holding(at)) else {
+                return false;
+            };
+            let offset = usize::try_from(at - region.start).unwrap_or(region.len);
+            let piece = (len - done).min(region.len - offset);
+            act(&mappings.ours.slice(offset, piece), done);
+            done += piece;
+        }
+        true
+    }
+}
+
+impl Region {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.len as u64)
+    }
+
+    /// Its mappings, if it has `address`.
+    fn holding(&self, address: u64) -> Option<(&Region, &Mappings)> {
+        let has = (self.start..self.end()).contains(&address);
+        Some((self, self.mappings.as_ref().filter(|_| has)?))
+    }
+}
+
+impl Mapping {
+    fn of(len: usize, at: *mut libc::c_void) -> io::Result<Self> {
+        match NonNull::new(at) {
+            Some(at) if at.as_ptr() != libc::MAP_FAILED => Ok(Self { at, len }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// `len` bytes from `offset` on.
+    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_> {
+        assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: the bytes lie within the mapping, as was just found, which is unmapped when
+        // this value is dropped; no reference to them exists.
+        unsafe { VolatileSlice::new(self.at.as_ptr().cast::<u8>().add(offset), len) }
+    }
+
+    fn protect(&self, offset: usize, writable: bool) -> io::Result<()> {
+        assert!(offset < self.len);
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: the page lies within this value's mapping, which nobody on this side writes
+        // through.
+        let done = unsafe {
+            let page = self.at.as_ptr().cast::<u8>().add(offset);
+            libc::mprotect(page.cast(), PAGE_SIZE, protection)
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's alone.
+        unsafe { libc::munmap(self.at.as_ptr(), self.len) };
+    }
+}
+
+impl GuestBytes for SharedMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.pieces(address, buffer.len(), |piece, at| {
+            let _ = piece.read_slice(&mut buffer[at..at + piece.len()], 0);
+        })
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        let whole = self.pieces(address, bytes.len(), |_, _| ());
+        if whole {
+            self.pieces(address, bytes.len(), |piece, at| {
+                let _ = piece.write_slice(&bytes[at..at + piece.len()], 0);
+            });
+            (self.wrote)(address, bytes.len());
+        }
+        whole
+    }
+}
+
+impl ProtectPages for SharedMemory {
+    fn protect(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
+        let regions = self.lock();
+        let region = regions
+            .iter()
+            .find(|one| (one.start..one.end()).contains(&page))
+            .ok_or(PatchRefusal::NotRam)?;
+        let mappings = region.mappings.as_ref();
+        let mappings = mappings.ok_or(PatchRefusal::NoProtection)?;
+        if page % PAGE_SIZE as u64 != 0 {
+            return Err(PatchRefusal::Protect(libc::EINVAL));
+        }
+        let offset = usize::try_from(page - region.start).unwrap_or(0);
+        let done = mappings.guest.protect(offset, writable);
+        done.map_err(|error| PatchRefusal::Protect(error.raw_os_error().unwrap_or(0)))
+    }
+
+    fn bytes(&self) -> &dyn GuestBytes {
+        self
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let regions = self.lock();
+        let regions = regions.iter();
+        let told = regions.map(|one| (one.start, one.len, one.mappings.is_some()));
+        f.debug_list().entries(told).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+
+    use super::super::memory::unnamed_file;
+    use super::*;
+
+    type Wrote = Arc<Mutex<Vec<(u64, usize)>>>;
+
+    fn memory() -> (SharedMemory, Wrote) {
+        let wrote = Wrote::default();
+        let told = wrote.clone();
+        let memory = SharedMemory::new(move |at, len| told.lock().unwrap().push((at, len)));
+        (memory, wrote)
+    }
+
+    /// What the guest would see at `address` of its slot.
+    fn byte(address: u64) -> u8 {
+        let at = usize::try_from(address).unwrap();
+        // SAFETY: a slot's address, of a memory that lives to the end of the test.
+        unsafe { ptr::with_exposed_provenance::<u8>(at).read_volatile() }
+    }
+
+    #[test]
+    fn slots_are_the_vmms_memory_and_can_be_protected() {
+        let file = unnamed_file(0x4000).unwrap();
+        let (memory, wrote) = memory();
+        let low = memory.add((0, 0x2000), (file.as_fd(), 0)).unwrap();
+        let high = memory.add((0x2000, 0x1000), (file.as_fd(), 0x2000));
+        let high = high.unwrap();
+        // Over the border, and beyond the end.
+        assert!(memory.write(0x1ffe, &[1, 2, 3]));
+        assert!(!memory.write(0x2fff, &[9, 9]));
+        assert_eq!((byte(low + 0x1fff), byte(high)), (2, 3));
+        let mut read = [0; 4];
+        assert!(memory.read(0x1ffd, &mut read) && read == [0, 1, 2, 3]);
+        assert_eq!(*wrote.lock().unwrap(), [(0x1ffe, 3)]);
+        // Read-only for the guest, not for us.
+        memory.protect(0x1000, false).unwrap();
+        assert!(memory.write(0x1000, &[7]) && byte(low + 0x1000) == 7);
+        memory.protect(0x1000, true).unwrap();
+        assert_eq!(memory.protect(0x3000, false), Err(PatchRefusal::NotRam));
+        let odd = Err(PatchRefusal::Protect(libc::EINVAL));
+        assert_eq!(memory.protect(0x1800, false), odd);
+        memory.remove(0x2000);
+        assert_eq!(memory.protect(0x2000, false), Err(PatchRefusal::NotRam));
+        assert!(!memory.read(0x1ffd, &mut read));
+    }
+
+    #[test]
+    fn what_is_not_shared_says_so() {
+        let (memory, _) = memory();
+        let told = |error: Result<u64, SharedError>| error.unwrap_err().to_string();
+        let private = vec![0u8; 0x3000].leak();
+        let page = private
+            .as_mut_ptr()
+            .map_addr(|at| at.next_multiple_of(PAGE_SIZE));
+        // SAFETY: leaked memory, which nobody uses any more.
+        let added = unsafe { memory.add_mapped((0, 0x1000), page) };
+        let error = told(added);
+        assert!(
+            error.starts_with("guest memory at 0x0 cannot be mapped again: "),
+            "{error}"
+        );
+        assert_eq!(memory.protect(0, false), Err(PatchRefusal::NoProtection));
+        let file = unnamed_file(0x4000).unwrap();
+        let at = |range| memory.add(range, (file.as_fd(), 0));
+        assert_eq!(
+            told(at((0, 0x1000))),
+            "guest memory at 0x0 is there already"
+        );
+        for range in [(0x1800, 0x1000), (0x1000, 0), (0x1000, 0x800)] {
+            let error = told(at(range));
+            assert!(
+                error.ends_with(" does not consist of whole pages"),
+                "{error}"
+            );
+        }
+        let error = told(memory.add((0x1000, 0x2000), (file.as_fd(), 0x3000)));
+        assert!(
+            error.ends_with(" ends behind its file, which has 0x4000 bytes"),
+            "{error}"
+        );
+        // Shared memory by its address.
+        let first = at((0x10_0000, 0x4000)).unwrap();
+        let (other, _) = self::memory();
+        let host = ptr::with_exposed_provenance_mut(usize::try_from(first).unwrap());
+        // SAFETY: a slot's memory, to which no reference exists.
+        let again = unsafe { other.add_mapped((0, 0x4000), host) }.unwrap();
+        assert!(memory.write(0x10_3fff, &[5]) && byte(again + 0x3fff) == 5);
+    }
+}
