@@ -8,9 +8,18 @@ use serde::Serialize;
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-/// Number of a vCPU, from 0; also its initial APIC ID.
+/// Number of a vCPU; also its initial APIC ID. There may be gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct VcpuId(pub u8);
+pub struct VcpuId(pub u32);
+
+impl VcpuId {
+    /// Its place in a list of all vCPUs that have no gaps.
+    #[must_use]
+    pub fn index(self) -> usize {
+        // No wider than a pointer here.
+        self.0 as usize
+    }
+}
 
 impl fmt::Display for VcpuId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

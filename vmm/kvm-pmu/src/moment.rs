@@ -260,7 +260,7 @@ impl Moment for StoppedVcpu<'_> {
             ring: Ring::from_cpl(cpl(&sregs)),
             cr3: sregs.cr3,
             vm: around.process,
-            vcpu: vcpu.id().0.into(),
+            vcpu: vcpu.id().0.cast_signed(),
             core: around.core,
         };
         let quantities = around.observer.quantities();

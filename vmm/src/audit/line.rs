@@ -28,6 +28,11 @@ pub fn header_now(
     }
 }
 
+/// A vCPU in a line; there are 64 at most.
+pub(super) fn number(vcpu: VcpuId) -> u8 {
+    u8::try_from(vcpu.0).unwrap_or(u8::MAX)
+}
+
 /// The line of an entry.
 pub(super) fn decision(vcpu: VcpuId, entry: &Entry) -> DecisionLine {
     // An entry of different decisions has only what they have in common.
@@ -41,7 +46,7 @@ pub(super) fn decision(vcpu: VcpuId, entry: &Entry) -> DecisionLine {
             count: entry.count,
             first_ns: entry.first.0,
         }),
-        ..line(entry.last.0, vcpu.0, &entry.record)
+        ..line(entry.last.0, number(vcpu), &entry.record)
     }
 }
 

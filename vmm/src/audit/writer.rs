@@ -184,7 +184,7 @@ fn write_asks(file: &mut AuditFile, trails: &[Arc<Trail>]) -> bool {
     }
     asks.sort_by_key(|(_, entry)| entry.time);
     for (vcpu, entry) in &asks {
-        let line = AskLine::new(entry.time.0, vcpu.0, entry.number, &entry.ask);
+        let line = AskLine::new(entry.time.0, line::number(*vcpu), entry.number, &entry.ask);
         file.put(&line, 0);
     }
     !asks.is_empty()

@@ -198,7 +198,7 @@ impl Common {
     }
 
     pub(super) fn chips_rdmsr(&mut self, vcpu: VcpuId, index: u32) -> Option<ChipAnswer> {
-        self.chips.rdmsr(self.now, vcpu.0.into(), index)
+        self.chips.rdmsr(self.now, vcpu.index(), index)
     }
 
     pub(super) fn chips_wrmsr(
@@ -207,7 +207,7 @@ impl Common {
         index: u32,
         value: u64,
     ) -> Option<ChipAnswer> {
-        self.chips.wrmsr(self.now, vcpu.0.into(), index, value)
+        self.chips.wrmsr(self.now, vcpu.index(), index, value)
     }
 
     /// IN; false if the first port is none of the chips'. Wider accesses are bytes.
@@ -243,9 +243,7 @@ impl Common {
     /// A load from the chips' registers; none if there is none of them.
     pub(super) fn chips_load(&mut self, vcpu: VcpuId, address: u64, len: usize) -> Option<Answer> {
         let len = u8::try_from(len).unwrap_or(8);
-        let read = self
-            .chips
-            .mmio_read(self.now, vcpu.0.into(), address, len)?;
+        let read = self.chips.mmio_read(self.now, vcpu.index(), address, len)?;
         match read {
             ChipAnswer::Value(value) => Some(Answer::Mmio(value.to_le_bytes())),
             ChipAnswer::Done | ChipAnswer::Gp => None,
@@ -260,7 +258,7 @@ impl Common {
         let (value, len) = (u64::from_le_bytes(bytes), len.to_le_bytes()[0]);
         let written = self
             .chips
-            .mmio_write(self.now, vcpu.0.into(), address, len, value);
+            .mmio_write(self.now, vcpu.index(), address, len, value);
         written.is_some()
     }
 }

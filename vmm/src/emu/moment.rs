@@ -244,9 +244,9 @@ impl Moment for Stopped<'_> {
             ring: Ring::from_cpl(state.cpl()),
             cr3: state.cr3,
             vm: self.standing.process,
-            vcpu: self.standing.id.0.into(),
+            vcpu: self.standing.id.0.cast_signed(),
             // It has its own.
-            core: self.standing.id.0.into(),
+            core: u16::try_from(self.standing.id.0).unwrap_or(u16::MAX),
         };
         take(&moment, self.observer.quantities());
         Ok(())

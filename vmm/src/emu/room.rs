@@ -112,7 +112,7 @@ impl Room {
             if part.state.is_some() {
                 chips.start(number);
             }
-            let id = VcpuId(number.to_le_bytes()[0]);
+            let id = VcpuId(u32::from(number.to_le_bytes()[0]));
             vcpus.push(EmuVcpu::new(id, cpu, part, several));
         }
         Ok(Self {
@@ -183,7 +183,7 @@ impl Room {
 
     fn ended(&self, vcpu: usize, end: VcpuEnd) -> RoomEnd {
         RoomEnd {
-            vcpu: VcpuId(vcpu.to_le_bytes()[0]),
+            vcpu: VcpuId(u32::from(vcpu.to_le_bytes()[0])),
             end,
         }
     }

@@ -314,7 +314,7 @@ impl EmuVcpu {
 
     /// Its jobs are done by this thread from now on, whose waits `thread` ends.
     pub(super) fn comes_to(&self, thread: impl KickThread + 'static) {
-        self.hosted.comes_to(self.id().0.into(), thread);
+        self.hosted.comes_to(self.id().index(), thread);
     }
 
     /// Does the jobs of host tools, if there are any.
@@ -442,7 +442,7 @@ impl EmuVcpu {
     // Turns.
 
     fn number(&self) -> usize {
-        usize::from(self.id.0)
+        self.id.index()
     }
 
     /// What it does, for whoever chooses the next one.

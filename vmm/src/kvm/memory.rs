@@ -36,7 +36,7 @@ const SMBASE_STEP: u64 = 0x400;
 /// JMP FAR to [`SMM_ENTRY`] by the first vCPU's CS.
 const JUMP: [u8; 5] = [0xea, 0x00, 0x80, 0x00, 0x30];
 /// vCPUs of a VM, at most.
-const VCPUS: u8 = 64;
+const VCPUS: u32 = 64;
 /// RSM: an SMI that nobody has a handler for does nothing.
 const RSM: [u8; 2] = [0x0f, 0xaa];
 /// Bits 31:16 of a slot number name its address space (KVM API,
@@ -146,7 +146,7 @@ fn map_piece(
 }
 
 /// SMBASE of a vCPU.
-pub(super) fn smbase(vcpu: u8) -> u64 {
+pub(super) fn smbase(vcpu: u32) -> u64 {
     match vcpu {
         0 => SMBASE,
         n => SMBASE + ENTRY + u64::from(n) * SMBASE_STEP,

@@ -227,7 +227,7 @@ impl Machine {
         let mut reserved = reserved.into_iter();
         let mut own_cores = own_cores.map(Box::new);
         let mut endpoints = tools.endpoints.into_iter();
-        let shares = (0..config.cpus).map(VcpuId).map(|id| {
+        let shares = (0..config.cpus.into()).map(VcpuId).map(|id| {
             let own = own_cores.next();
             outfit.share(id, reserved.next(), own, endpoints.next(), observer(id))
         });
@@ -838,7 +838,8 @@ impl Outfit<'_> {
             slow_cpl0,
             hidden: &config.hidden_features,
         };
-        guest_cpuid(&self.guest.supported, id.0, &plan)
+        let id = u8::try_from(id.0).unwrap_or(u8::MAX);
+        guest_cpuid(&self.guest.supported, id, &plan)
     }
 }
 

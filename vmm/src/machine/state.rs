@@ -120,7 +120,7 @@ struct Document {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedVcpu {
-    vcpu: u8,
+    vcpu: u32,
     pmu: PmuState,
 }
 
@@ -168,7 +168,7 @@ impl SavedMachine {
         pmu: &mut VcpuPmu,
         core: Option<&mut CorePmu>,
     ) -> Result<(), StateFileError> {
-        let Some(state) = self.states.get(usize::from(vcpu.0)) else {
+        let Some(state) = self.states.get(vcpu.index()) else {
             return Ok(());
         };
         pmu.restore(core, state)
@@ -223,7 +223,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<Vec<PmuState>, StateFileError> {
     let document: Document = serde_json::from_slice(text)
         .map_err(|error| damaged(umpire_events::one_line(&error.to_string())))?;
     let numbers = document.vcpus.iter().map(|saved| saved.vcpu);
-    if !numbers.eq((0..=u8::MAX).take(document.vcpus.len())) {
+    if !numbers.eq((0..).take(document.vcpus.len())) {
         return Err(damaged("its vCPUs are not numbered from 0".to_owned()));
     }
     Ok(document.vcpus.into_iter().map(|saved| saved.pmu).collect())
@@ -240,7 +240,7 @@ pub(super) fn write(
     mut states: Vec<(VcpuId, PmuState)>,
 ) -> Result<(), StateFileError> {
     states.sort_by_key(|(vcpu, _)| *vcpu);
-    if let Some(vcpu) = (0..cpus)
+    if let Some(vcpu) = (0..u32::from(cpus))
         .map(VcpuId)
         .find(|vcpu| !states.iter().any(|(saved, _)| saved == vcpu))
     {

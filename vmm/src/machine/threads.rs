@@ -87,7 +87,7 @@ fn jobs(
 type Tell<'a> = dyn Fn(&mut Vcpu, Option<&mut CorePmu>, Result<VcpuEnd, VcpuFailure>) + 'a;
 
 fn run_alone(mut parts: VcpuParts, tell: &Tell<'_>) -> Result<(), VcpuFailure> {
-    let thread = ThreadContext::new(parts.pmu.tsc_khz())?.of_core(parts.kvm.id().0.into());
+    let thread = ThreadContext::new(parts.pmu.tsc_khz())?.of_core(parts.kvm.id().index());
     let mut thread = thread.with_counters(parts.own_core.take());
     let mut vcpu = Vcpu::new(parts);
     let end = vcpu.run(&mut thread);

@@ -33,21 +33,21 @@ pub const USER_CS: u16 = 0x23;
 const STACK_STRIDE: u64 = 0x4000;
 /// vCPUs whose stacks are that large; those of the others are 4 KiB each, behind
 /// [`SCRATCH`].
-const LARGE_STACKS: u8 = 8;
+const LARGE_STACKS: u32 = 8;
 const SMALL_STACKS: u64 = SCRATCH + 0x1_0000;
 const SMALL_STACK: u64 = 0x1000;
 
 /// Where the kernel's stack of a vCPU begins, downwards.
-pub(super) fn kernel_stack(vcpu: u8) -> u64 {
+pub(super) fn kernel_stack(vcpu: u32) -> u64 {
     stack(vcpu, KERNEL_STACK, 1)
 }
 
 /// Where the user's stack of a vCPU begins, downwards.
-pub(super) fn user_stack(vcpu: u8) -> u64 {
+pub(super) fn user_stack(vcpu: u32) -> u64 {
     stack(vcpu, USER_STACK, 2)
 }
 
-fn stack(vcpu: u8, first: u64, place: u64) -> u64 {
+fn stack(vcpu: u32, first: u64, place: u64) -> u64 {
     match vcpu.checked_sub(LARGE_STACKS) {
         None => first - u64::from(vcpu) * STACK_STRIDE,
         Some(further) => SMALL_STACKS + (u64::from(further) * 2 + place) * SMALL_STACK,
@@ -113,7 +113,7 @@ pub(super) fn write_tables(memory: &GuestMemoryMmap, vcpus: u8) {
     for vcpu in 0..vcpus {
         // RSP0 is the second doubleword of a 64-bit TSS (SDM vol. 3A, figure 9-11).
         let tss = TSS + u64::from(vcpu) * TSS_STRIDE;
-        let bytes = kernel_stack(vcpu).to_le_bytes();
+        let bytes = kernel_stack(vcpu.into()).to_le_bytes();
         memory
             .write_slice(&bytes, GuestAddress(tss + 4))
             .expect("the TSS lies inside the micro-guest's memory");
@@ -137,7 +137,7 @@ pub(super) fn write_gate(memory: &GuestMemoryMmap, vector: u8, handler: u64) {
 }
 
 /// Special registers of a vCPU that starts in 64-bit mode at CPL `cpl`.
-pub(super) fn special_registers(reset: &kvm_sregs, vcpu: u8, cpl: u8) -> kvm_sregs {
+pub(super) fn special_registers(reset: &kvm_sregs, vcpu: u32, cpl: u8) -> kvm_sregs {
     let mut sregs = *reset;
     sregs.cr0 = CR0_PE | CR0_MP | CR0_NE | CR0_PG;
     sregs.cr3 = PML4;

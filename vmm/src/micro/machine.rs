@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use emu::State;
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs};
+use pmu_virt::cpuid::hide_obstacles;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -138,9 +139,12 @@ impl MicroGuest {
                 .map_err(|error| MicroError::Memory(error.to_string()))?;
         }
         let mut vcpus = Vec::new();
-        for (id, start) in (0u8..).zip(&self.starts) {
+        let mut leaves = host.supported_cpuid()?;
+        // Nothing is kept.
+        let _ = hide_obstacles(&mut leaves, &[]);
+        for (id, start) in (0..).zip(&self.starts) {
             let vcpu = vm.create_vcpu(VcpuId(id))?;
-            vcpu.set_cpuid(&host.supported_cpuid()?)?;
+            vcpu.set_cpuid(&leaves)?;
             self.set_registers(&vcpu, start, options.irqchip)?;
             vcpus.push(vcpu);
         }
@@ -160,7 +164,7 @@ impl MicroGuest {
             },
             ..Default::default()
         };
-        let states = (0u8..).zip(&self.starts).map(|(id, start)| {
+        let states = (0..).zip(&self.starts).map(|(id, start)| {
             let (regs, sregs) = registers(start, id, &reset);
             let mut state = state_of(&regs, &sregs);
             if let Some(lstar) = self.lstar {
@@ -233,7 +237,7 @@ const STAR_SELECTORS: u64 =
 const SYSCALL_MASK: u64 = 0x300;
 
 /// Registers of vCPU `id` where it starts; the rest is as after a reset.
-fn registers(start: &Start, id: u8, reset: &kvm_sregs) -> (kvm_regs, kvm_sregs) {
+fn registers(start: &Start, id: u32, reset: &kvm_sregs) -> (kvm_regs, kvm_sregs) {
     const RFLAGS_FIXED: u64 = 2;
     let mut sregs = layout::special_registers(reset, id, start.cpl);
     sregs.cr4 |= start.cr4;

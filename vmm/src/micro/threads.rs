@@ -154,7 +154,7 @@ impl SharedCore {
 
 /// Runs a vCPU on a core of its own.
 fn alone(mut vcpu: Vcpu, pmu: Option<Box<CorePmu>>) -> Result<CoreEnd, VcpuFailure> {
-    let thread = ThreadContext::new(vcpu.tsc_khz())?.of_core(vcpu.id().0.into());
+    let thread = ThreadContext::new(vcpu.tsc_khz())?.of_core(vcpu.id().index());
     let mut thread = thread.with_counters(pmu);
     let end = vcpu.run(&mut thread);
     vcpu.close_endpoint(thread.counters_mut());

@@ -54,7 +54,7 @@ impl Residents {
     /// `vcpu` comes to this core.
     pub(super) fn admit(&mut self, vcpu: Vcpu, runnability: Runnability) {
         vcpu.moves_to(self.core, runnability);
-        self.tally.arrive(vcpu.id().0.into(), vcpu.quantities());
+        self.tally.arrive(vcpu.id().index(), vcpu.quantities());
         self.vcpus.insert(vcpu.id(), vcpu);
     }
 
@@ -92,7 +92,7 @@ impl Residents {
         if let (Some(pmu), Some(core)) = (vcpu.pmu_mut(), core) {
             pmu.leave(core);
         }
-        self.tally.leave(id.0.into(), &vcpu.quantities());
+        self.tally.leave(id.index(), &vcpu.quantities());
         Some(vcpu)
     }
 
@@ -126,14 +126,14 @@ impl Residents {
     pub(super) fn quantities(&self) -> Snapshot {
         self.tally.read(|id| {
             self.vcpus
-                .get(&VcpuId(u8::try_from(id).ok()?))
+                .get(&VcpuId(u32::try_from(id).ok()?))
                 .map(Vcpu::quantities)
         })
     }
 
     /// What there is on the core.
     fn view(&self, core: Option<&CorePmu>) -> Result<View, (VcpuId, VcpuFailure)> {
-        let number = |id: VcpuId| usize::from(id.0);
+        let number = |id: VcpuId| id.index();
         let vcpu = |(id, vcpu): (&VcpuId, &Vcpu)| {
             let state = if self.last == Some(*id) {
                 VcpuState::Running

@@ -126,7 +126,7 @@ impl Hosted {
             if job.is_inspection() {
                 // The vCPU has its core to itself.
                 let facts = facts()?;
-                let number = usize::from(facts.id.0);
+                let number = facts.id.index();
                 let view = View {
                     cores: vec![CoreView::of(number, Some(number), Some(core))],
                     vcpus: vec![view(facts, Some(pmu), VcpuState::Running)],
@@ -176,5 +176,5 @@ pub(super) fn view(facts: VcpuFacts, pmu: Option<&VcpuPmu>, otherwise: VcpuState
     } else {
         otherwise
     };
-    VcpuView::of(facts.id.0.into(), pmu, state).halted(facts.halted)
+    VcpuView::of(facts.id.index(), pmu, state).halted(facts.halted)
 }

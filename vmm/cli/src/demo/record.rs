@@ -135,7 +135,7 @@ pub struct Row {
     /// Microseconds since the vCPU first ran.
     pub time_us: u64,
     /// Number of the vCPU.
-    pub vcpu: u8,
+    pub vcpu: u32,
     /// What the guest did, or what was done to it.
     pub what: &'static str,
     /// The register or port, by name and index.

@@ -153,7 +153,7 @@ fn what_the_decoder_lacks_is_not_announced() {
     }
     let vmm = Vmm::new(TrapMode::Auto);
     let made = |ecx: u32| {
-        let vcpu = vmm.vcpu(u8::from(ecx != 0), None);
+        let vcpu = vmm.vcpu(u32::from(ecx != 0), None);
         let mut leaves = vcpu.kvm.fd().get_cpuid2(80).unwrap();
         for leaf in leaves.as_mut_slice() {
             if leaf.function == 0x8000_0001 {

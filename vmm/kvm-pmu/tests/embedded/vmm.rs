@@ -174,12 +174,12 @@ impl Vmm {
     }
 
     /// The PMU of vCPU `id`, on no core.
-    pub(crate) fn pmu(&self, id: u8) -> VcpuPmu {
+    pub(crate) fn pmu(&self, id: u32) -> VcpuPmu {
         VcpuPmu::detached(OwnerId(id.into()), self.model.clone(), Grant::everything())
     }
 
     /// vCPU `id`; its PMU takes `state` in before the PMU is handed over.
-    pub(crate) fn vcpu(&self, id: u8, state: Option<&PmuState>) -> Vcpu {
+    pub(crate) fn vcpu(&self, id: u32, state: Option<&PmuState>) -> Vcpu {
         install_kick_handler().unwrap();
         let fd = self.vm.create_vcpu(id.into()).unwrap();
         let kvm = KvmVcpu::new(fd, &self.vm, VcpuId(id)).unwrap();
@@ -206,7 +206,7 @@ impl Vmm {
     }
 
     /// The same at `rip` in 64-bit mode at CPL 0.
-    pub(crate) fn started(&self, id: u8, rip: u64, state: Option<&PmuState>) -> Vcpu {
+    pub(crate) fn started(&self, id: u32, rip: u64, state: Option<&PmuState>) -> Vcpu {
         let vcpu = self.vcpu(id, state);
         let mut sregs = vcpu.kvm.get_sregs().unwrap();
         (sregs.cs.base, sregs.cs.selector, sregs.cs.l) = (0, 8, 1);

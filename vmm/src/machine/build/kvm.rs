@@ -58,7 +58,7 @@ pub(super) struct KvmBase<'a> {
 
 impl<'a> KvmBase<'a> {
     pub(super) fn new(vm: Arc<KvmVm>, probes: &'a ProbeReport, cpus: u8) -> Result<Self, VmError> {
-        let vcpus = (0..cpus).map(|id| vm.create_vcpu(VcpuId(id)));
+        let vcpus = (0..cpus.into()).map(|id| vm.create_vcpu(VcpuId(id)));
         Ok(Self {
             vcpus: vcpus.collect::<Result<_, _>>()?,
             vm,

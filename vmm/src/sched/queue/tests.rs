@@ -23,7 +23,7 @@ fn queue(all: &[Runnability]) -> RunQueue {
     queue
 }
 
-fn run(id: u8, until: impl Into<Option<u64>>) -> Action {
+fn run(id: u32, until: impl Into<Option<u64>>) -> Action {
     Action::Run {
         vcpu: VcpuId(id),
         until: until.into().map(Tsc),
