@@ -118,7 +118,7 @@ pub enum KvmPmuError {
     #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
     Timer(errno::Error),
     /// A thread cannot run vCPUs: a kick would not end their `KVM_RUN`.
-    #[error("ThreadContext::new: {0}")]
+    #[error("this thread cannot run vCPUs: {0}")]
     Kick(#[from] KickError),
     /// The decoder of this build lacks instructions that the guest may execute, and would
     /// count them wrongly.

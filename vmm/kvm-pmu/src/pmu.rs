@@ -261,6 +261,7 @@ impl KvmPmu {
                 return Err(KvmPmuError::Entry(vcpu.id(), lacks));
             }
         }
+        lent.thread.check()?;
         lent.thread.bind(vcpu.kicks());
         self.prepare(vcpu, &mut lent)?;
         let guest = Guest::of(vcpu, lent.memory);
@@ -609,7 +610,8 @@ impl KvmPmu {
 
 /// A vCPU that may be in its guest, from [`KvmPmu::enter`] on. Until its exit is taken in, its
 /// counters run and the VM's other vCPUs may wait for it; so nothing else can be done with it,
-/// devices come afterwards, and one that is dropped is taken in as it stands.
+/// devices come afterwards. One that is dropped is taken in as it stands, also by a panic that
+/// unwinds: with the ioctls that settling takes.
 #[derive(Debug)]
 #[must_use]
 pub struct Entered<'a> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pmu_virt::{CorePmu, Ticks, Tsc};
 use vmm_sys_util::errno;
 
-use crate::error::KvmPmuError;
+use crate::error::{KickError, KvmPmuError};
 use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer, check_kicks};
 
 /// What a thread lends to the vCPU that it runs: its kicks, and the counters of
@@ -20,7 +20,14 @@ pub struct ThreadContext {
     /// The VMM's own deadline.
     until: Option<Tsc>,
     bound: Option<KickGuard>,
+    /// When it is next looked whether kicks still come to this crate's handler; `None`: now.
+    check_at: Option<Tsc>,
+    check_every: Ticks,
 }
+
+/// So often a thread looks whether somebody else has installed a handler of the signal, as
+/// VMMs do that install theirs with each vCPU.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 impl ThreadContext {
     /// Of the calling thread, whose kicks must come to this crate's handler by now; `tsc_khz`
@@ -37,6 +44,8 @@ impl ThreadContext {
             counters: None,
             until: None,
             bound: None,
+            check_at: None,
+            check_every: Ticks::of(CHECK_EVERY, tsc_khz.max(1)),
         })
     }
 
@@ -124,9 +133,25 @@ impl ThreadContext {
         self.bound = None;
     }
 
+    /// Whether kicks still come to this crate's handler, if it is time for that look.
+    ///
+    /// # Errors
+    /// [`KickError`].
+    #[inline]
+    pub(crate) fn check(&mut self) -> Result<(), KickError> {
+        match self.check_at {
+            Some(_) => Ok(()),
+            None => check_kicks(),
+        }
+    }
+
     /// Makes sure that a kick comes at `deadline`, or before.
     #[inline]
     pub(crate) fn set_deadline(&mut self, now: Tsc, deadline: Option<Tsc>) {
+        self.check_at = match self.check_at {
+            None => Some(now + self.check_every),
+            at => at.filter(|at| now < *at),
+        };
         self.timer.set(now, earliest(deadline, self.until));
     }
 }

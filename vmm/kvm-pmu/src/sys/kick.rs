@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use kvm_bindings::kvm_run;
 use kvm_ioctls::VcpuFd;
@@ -32,27 +32,31 @@ thread_local! {
     static TAKEN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The signal that was chosen; 0: nobody has.
+/// The signal that was chosen, negative where its handler is the VMM's own, which calls
+/// [`on_kick`]; 0: nobody has chosen.
 static CHOSEN: AtomicI32 = AtomicI32::new(0);
-/// Its handler is the VMM's own, which calls [`on_kick`].
-static OWN_HANDLER: AtomicBool = AtomicBool::new(false);
 
 /// The signal that kicks a vCPU's thread.
 #[must_use]
 pub fn kick_signal() -> i32 {
     match CHOSEN.load(Ordering::Relaxed) {
         0 => SIGRTMIN(),
-        chosen => chosen,
+        chosen => chosen.abs(),
     }
 }
 
-/// Chooses `signal`, once a process: timers and perf events know the one of before.
+/// Chooses a signal and whose handler it has, once a process: timers and perf events know the
+/// one of before.
 fn choose(signal: i32) -> errno::Result<()> {
     let order = Ordering::Relaxed;
     match CHOSEN.compare_exchange(0, signal, order, order) {
         Err(before) if before != signal => Err(errno::Error::new(libc::EBUSY)),
         _ => Ok(()),
     }
+}
+
+fn has_own_handler() -> bool {
+    CHOSEN.load(Ordering::Relaxed) < 0
 }
 
 extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -85,18 +89,19 @@ pub fn on_kick(info: &libc::siginfo_t) {
 /// # Errors
 /// The error of `sigaction`.
 pub fn install_kick_handler() -> errno::Result<()> {
-    if OWN_HANDLER.load(Ordering::Relaxed) {
+    if has_own_handler() {
         return Ok(());
     }
+    choose(kick_signal())?;
     register_signal_handler(kick_signal(), handle)?;
     register_signal_handler(libc::SIGIO, handle)
 }
 
-/// The same with a signal of the VMM's choice, for a VMM that uses SIGRTMIN itself. To be
-/// called before any other call of this crate.
+/// The same with a signal of the VMM's choice, for a VMM that uses SIGRTMIN itself.
 ///
 /// # Errors
-/// EBUSY: another one was chosen before. Else that of `sigaction`.
+/// EBUSY: another one was chosen before, by [`install_kick_handler`] for instance, or the VMM
+/// has its own handler. Else that of `sigaction`.
 pub fn install_kick_handler_of(signal: i32) -> errno::Result<()> {
     choose(signal)?;
     install_kick_handler()
@@ -106,11 +111,9 @@ pub fn install_kick_handler_of(signal: i32) -> errno::Result<()> {
 /// SIGIO stays the VMM's as well.
 ///
 /// # Errors
-/// EBUSY: another signal was chosen before.
+/// EBUSY: another signal was chosen before, or this crate's handler installed.
 pub fn own_kick_handler(signal: i32) -> errno::Result<()> {
-    choose(signal)?;
-    OWN_HANDLER.store(true, Ordering::Relaxed);
-    Ok(())
+    choose(-signal)
 }
 
 /// Whether a kick of the calling thread would come to [`on_kick`].
@@ -126,7 +129,7 @@ pub(crate) fn check_kicks() -> Result<(), KickError> {
     if handler == handle as *const () as libc::sighandler_t {
         return Ok(());
     }
-    if !OWN_HANDLER.load(Ordering::Relaxed) {
+    if !has_own_handler() {
         return Err(KickError::OtherHandler(signal));
     }
     let before = TAKEN.get();

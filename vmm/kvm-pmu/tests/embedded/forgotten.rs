@@ -1,5 +1,8 @@
 //! What a VMM may forget, or do to the kick signal: each is an error that names the step.
 
+use std::process::Command;
+use std::time::Instant;
+
 use kvm_pmu::{
     KickTarget, KvmPmu, KvmPmuParts, ThreadContext, TrapMode, install_kick_handler,
     install_kick_handler_of, kick_signal, own_kick_handler,
@@ -7,7 +10,7 @@ use kvm_pmu::{
 use pmu_virt::{ClockBackend, CorePmu};
 use vmm_sys_util::signal::SIGRTMIN;
 
-use super::vmm::{COUNT, END, ENDBR64, MAIN, Vcpu, Vmm, enable, read, report, spin_for};
+use super::vmm::{COUNT, END, ENDBR64, MAIN, VALUE, Vcpu, Vmm, enable, read, report, spin_for};
 use super::{can_run, sys};
 
 fn refused(vcpu: &mut Vcpu, vmm: &Vmm) -> String {
@@ -58,7 +61,7 @@ fn made() -> Result<(), String> {
 fn is_refused(beginning: &str) -> bool {
     let made = made();
     println!("{made:?}");
-    made.is_err_and(|told| told.starts_with(&format!("ThreadContext::new: {beginning}")))
+    made.is_err_and(|told| told.starts_with(&format!("this thread cannot run vCPUs: {beginning}")))
 }
 
 /// The handler that kicks need is gone, somebody else's, not called, or kept out.
@@ -89,18 +92,54 @@ fn a_kick_that_would_be_lost_is_an_error() {
         is_refused(&format!("this thread blocks signal {signal}: "))
     };
     assert!(sys::in_a_child(blocked));
-    let not_called = || {
+}
+
+/// What a process chooses once is tried in one of its own, which runs `test` alone: true there.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "KVM_PMU_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let name = format!("embedded::forgotten::{test}");
+    let run = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &name, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        told.contains("1 passed"),
+        "{told}{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    false
+}
+
+fn errno(chosen: Result<(), vmm_sys_util::errno::Error>) -> Result<(), i32> {
+    chosen.map_err(|error| error.errno())
+}
+
+#[test]
+fn a_handler_of_the_vmms_that_does_not_call_is_an_error() {
+    if is_alone("a_handler_of_the_vmms_that_does_not_call_is_an_error") {
+        let signal = SIGRTMIN();
         own_kick_handler(signal).unwrap();
         sys::handle(signal, sys::deaf);
-        is_refused("the VMM's own handler of signal ")
-    };
-    assert!(sys::in_a_child(not_called));
-    let chosen_twice = || {
-        install_kick_handler_of(signal + 1).unwrap();
-        let again = install_kick_handler_of(signal + 2).map_err(|error| error.errno());
-        again == Err(libc::EBUSY) && kick_signal() == signal + 1 && made().is_ok()
-    };
-    assert!(sys::in_a_child(chosen_twice));
+        assert!(is_refused("the VMM's own handler of signal "));
+    }
+}
+
+#[test]
+fn a_signal_is_chosen_once() {
+    if is_alone("a_signal_is_chosen_once") {
+        let signal = SIGRTMIN();
+        install_kick_handler().unwrap();
+        let busy = Err(libc::EBUSY);
+        assert_eq!(errno(install_kick_handler_of(signal + 1)), busy);
+        assert_eq!(errno(own_kick_handler(signal)), busy);
+        assert_eq!(errno(install_kick_handler_of(signal)), Ok(()));
+        assert_eq!((kick_signal(), made()), (signal, Ok(())));
+    }
 }
 
 /// Whether a kick gets a guest out that spins for ten seconds.
@@ -124,24 +163,52 @@ fn is_kicked() -> bool {
     began.elapsed().as_secs() < 5
 }
 
-/// A VMM that uses SIGRTMIN itself takes another signal, or handles that one for both.
+/// A VMM that uses SIGRTMIN itself takes another signal.
 #[test]
 fn a_vmm_has_a_signal_of_its_own() {
-    if !can_run("a_vmm_has_a_signal_of_its_own") {
-        return;
-    }
-    let chosen = || {
+    let test = "a_vmm_has_a_signal_of_its_own";
+    if can_run(test) && is_alone(test) {
         sys::handle(SIGRTMIN(), sys::deaf);
         install_kick_handler_of(SIGRTMIN() + 3).unwrap();
-        is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::deaf)
-    };
-    assert!(sys::in_a_child(chosen));
-    let own = || {
+        assert!(is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::deaf));
+    }
+}
+
+/// Or it handles that one for both.
+#[test]
+fn a_vmm_has_a_handler_of_its_own() {
+    let test = "a_vmm_has_a_handler_of_its_own";
+    if can_run(test) && is_alone(test) {
         sys::handle(SIGRTMIN(), sys::passes_on);
         own_kick_handler(SIGRTMIN()).unwrap();
-        is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::passes_on)
+        assert!(is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::passes_on));
+    }
+}
+
+/// A VMM installs its handler with each vCPU, also when others run.
+#[test]
+fn a_handler_that_is_taken_away_is_found() {
+    let test = "a_handler_that_is_taken_away_is_found";
+    if !can_run(test) || !is_alone(test) {
+        return;
+    }
+    let vmm = Vmm::with(TrapMode::Auto, ENDBR64, |a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        report(a, VALUE)?;
+        a.jmp(again)
+    });
+    let mut vcpu = vmm.started(0, MAIN, None);
+    vcpu.run(&vmm).unwrap();
+    sys::handle(kick_signal(), sys::deaf);
+    let began = Instant::now();
+    let error = loop {
+        if let Err(error) = vcpu.run(&vmm) {
+            break error.to_string();
+        }
+        assert!(began.elapsed().as_secs() < 5, "nobody has looked");
     };
-    assert!(sys::in_a_child(own));
+    assert!(error.contains("has another handler"), "{error}");
 }
 
 /// This build's decoder has no XOP, as another's may have no AVX.
