@@ -42,14 +42,12 @@ pub(crate) fn interrupt(vcpu: &KvmVcpu, vm: &VmFd, vector: u8) -> Result<bool, P
 /// 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it. `data` has
 /// delivery mode and vector where LVTPC has them.
 fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
-    let Some(address_lo) = message_address(apic_id) else {
+    let Some((address_lo, address_hi)) = message_address(apic_id) else {
         return Ok(false);
     };
     let msi = kvm_msi {
         address_lo,
-        // KVM reads destination bits 31:8 from here, but only where the VMM has asked
-        // for that (KVM_X2APIC_API_USE_32BIT_IDS).
-        address_hi: 0,
+        address_hi,
         data,
         ..Default::default()
     };
@@ -61,9 +59,12 @@ fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
     }
 }
 
-/// Where a message for a local APIC goes; 255 is all of them.
-fn message_address(apic_id: u32) -> Option<u32> {
-    (apic_id < 255).then_some(0xfee0_0000 | apic_id << 12)
+/// Where a message for a local APIC goes, and the upper half of that; 255 is all of them.
+/// KVM reads destination bits 31:8 from the upper half only where the VMM has asked for that
+/// (KVM_X2APIC_API_USE_32BIT_IDS): only then does KVM tell an ID that has such bits.
+fn message_address(apic_id: u32) -> Option<(u32, u32)> {
+    let low = 0xfee0_0000 | (apic_id & 0xff) << 12;
+    (apic_id != 255).then_some((low, apic_id & !0xff))
 }
 
 /// Whether the local APIC is in x2APIC mode.
@@ -183,9 +184,10 @@ mod tests {
 
     #[test]
     fn messages_go_to_one_apic() {
-        assert_eq!(message_address(5), Some(0xfee0_5000));
-        assert_eq!(message_address(254), Some(0xfeef_e000));
-        assert_eq!((message_address(255), message_address(261)), (None, None));
+        assert_eq!(message_address(5), Some((0xfee0_5000, 0)));
+        assert_eq!(message_address(254), Some((0xfeef_e000, 0)));
+        assert_eq!(message_address(255), None);
+        assert_eq!(message_address(0x105), Some((0xfee0_5000, 0x100)));
     }
 
     #[test]

@@ -15,8 +15,8 @@ use kvm_pmu::{Armed, Exited, SharedMemory, ThreadContext, TrapMode, VmExit};
 use vmm_sys_util::errno;
 
 use vmm::{
-    COUNT, COUNTER, CYCLES, DEVICE, END, ENDBR64, GLOBAL, GP_TAKEN, HANDLER, MAIN, MMIO, PAUSE,
-    PUSH, SELECT, VALUE, Vcpu, Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
+    COUNT, COUNTER, CYCLES, DEVICE, END, ENDBR64, GLOBAL, GP_TAKEN, HANDLER, IDT, MAIN, MMIO,
+    PAUSE, PUSH, SELECT, VALUE, Vcpu, Vmm, Written, enable, read, report, spin_for, stopped, wrmsr,
 };
 
 use iced_x86::code_asm::{CodeAssembler, al, byte_ptr};
@@ -388,4 +388,44 @@ fn a_vmm_has_its_own_memory() {
     assert_eq!(vmm.handler_byte(), ENDBR64[0]);
     assert_eq!(*wrote.lock().unwrap(), [(HANDLER, 1), (HANDLER, 1)]);
     assert_eq!(vcpu.reports(&vmm), [(VALUE, COUNT), (END, COUNT)]);
+}
+
+/// With a split irqchip the local APICs are KVM's, and PMIs reach one whose ID has more than
+/// eight bits, as a vector and as an NMI.
+#[test]
+fn pmis_come_to_a_vcpu_of_a_large_number_with_a_split_irqchip() {
+    const ID: u32 = 0x105;
+    const VECTOR: u32 = 0x40;
+    const PMI: u8 = 0x17;
+    const INTERRUPT: u64 = MAIN + 0x1000;
+    /// With a PMI.
+    const CYCLES_INT: u32 = CYCLES | 1 << 20;
+    if !can_run("pmis_come_to_a_vcpu_of_a_large_number_with_a_split_irqchip") {
+        return;
+    }
+    for (lvtpc, vector) in [(VECTOR, VECTOR), (0x400, 2)] {
+        let vmm = Vmm::with_split_irqchip(TrapMode::Auto);
+        let vmm = vmm.loaded(ENDBR64, |a| {
+            // SVR and LVTPC in x2APIC mode.
+            wrmsr(a, 0x80f, 0x1ff)?;
+            wrmsr(a, 0x834, lvtpc)?;
+            wrmsr(a, COUNTER, 0xfff0_0000)?;
+            wrmsr(a, SELECT, CYCLES_INT)?;
+            wrmsr(a, GLOBAL, 1)?;
+            a.sti()?;
+            let mut again = a.create_label();
+            a.set_label(&mut again)?;
+            a.jmp(again)
+        });
+        let gate = INTERRUPT & 0xffff | 8 << 16 | 0x8e00 << 32 | (INTERRUPT >> 16) << 48;
+        vmm.put(IDT + 16 * u64::from(vector), &gate.to_le_bytes());
+        vmm.code(INTERRUPT, 64, |a| report(a, PMI));
+        let other = vmm.started(5, MAIN, None);
+        let mut vcpu = vmm.started(ID, MAIN, None);
+        let mut sregs = vcpu.kvm.get_sregs().unwrap();
+        sregs.apic_base |= 1 << 10;
+        vcpu.kvm.set_sregs(&sregs).unwrap();
+        assert_eq!(vcpu.run(&vmm).unwrap().0, PMI, "LVTPC {lvtpc:#x}");
+        drop(other);
+    }
 }

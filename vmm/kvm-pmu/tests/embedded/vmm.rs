@@ -6,7 +6,8 @@ use std::sync::Arc;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r10, r11, rax, rdx};
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_sregs,
+    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE,
+    kvm_enable_cap, kvm_mp_state, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VmFd};
 use kvm_pmu::{
@@ -23,7 +24,7 @@ const MEMORY_SIZE: usize = 2 << 20;
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
 const PAGE_DIRECTORY: u64 = 0x3000;
-const IDT: u64 = 0x4000;
+pub(crate) const IDT: u64 = 0x4000;
 pub(crate) const GDT: u64 = 0x6000;
 const STACK: u64 = 0x9000;
 pub(crate) const MAIN: u64 = 0x1_0000;
@@ -96,12 +97,30 @@ impl Vmm {
 
     /// Without a guest yet.
     pub(crate) fn new(mode: TrapMode) -> Self {
+        Self::with_chips(mode, |vm| vm.create_irq_chip().unwrap())
+    }
+
+    /// The same with local APICs alone, as many VMMs have it, and IDs of 32 bits.
+    pub(crate) fn with_split_irqchip(mode: TrapMode) -> Self {
+        Self::with_chips(mode, |vm| {
+            for (cap, argument) in [(KVM_CAP_SPLIT_IRQCHIP, 24), (KVM_CAP_X2APIC_API, 1)] {
+                let mut request = kvm_enable_cap {
+                    cap,
+                    ..Default::default()
+                };
+                request.args[0] = argument;
+                vm.enable_cap(&request).unwrap();
+            }
+        })
+    }
+
+    fn with_chips(mode: TrapMode, make: impl FnOnce(&VmFd)) -> Self {
         let kvm = Kvm::new().unwrap();
         let vm = kvm.create_vm().unwrap();
         let memory = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)]).unwrap();
         super::sys::set_memory(&vm, &memory, MEMORY_SIZE);
         switch_off_vpmu(&vm).unwrap();
-        vm.create_irq_chip().unwrap();
+        make(&vm);
         let model = PmuModel::parse("intel-v2").unwrap();
         let allow = MsrFilterDefaultAction::ALLOW;
         let filter = MsrFilter::beside(&msr_ranges(Some(&model)), allow, &[]).unwrap();
@@ -130,7 +149,16 @@ impl Vmm {
         first: &[u8],
         main: impl FnOnce(&mut CodeAssembler) -> Written,
     ) -> Self {
-        let vmm = Self::new(mode);
+        Self::new(mode).loaded(first, main)
+    }
+
+    /// The same in this VM.
+    pub(crate) fn loaded(
+        self,
+        first: &[u8],
+        main: impl FnOnce(&mut CodeAssembler) -> Written,
+    ) -> Self {
+        let vmm = self;
         for (at, entry) in [
             (PML4, PDPT | 3),
             (PDPT, PAGE_DIRECTORY | 3),
@@ -216,7 +244,7 @@ impl Vmm {
         sregs.efer = 1 << 10 | 1 << 8;
         let regs = kvm_regs {
             rip,
-            rsp: STACK - 0x800 * u64::from(id),
+            rsp: STACK - 0x800 * u64::from(id % 4),
             rflags: 2,
             ..Default::default()
         };
