@@ -25,7 +25,7 @@ pub enum SharedError {
     Short(u64, u64),
     #[error("guest memory at {0:#x} is there already")]
     Overlap(u64),
-    /// Private memory and that of hugetlbfs have no second mapping by address.
+    /// Private memory has no second mapping.
     #[error("guest memory at {0:#x} cannot be mapped again: {1}")]
     NotShared(u64, io::Error),
 }
