@@ -90,6 +90,8 @@ struct State {
     /// Handlers that are not patched, each since this vCPU has left it for another one.
     abandoned: Vec<(u64, VcpuId)>,
     logged: Vec<PatchRefusal>,
+    /// That one is patched was logged.
+    told: bool,
 }
 
 /// What the others have to know of one vCPU.
@@ -303,6 +305,10 @@ impl VmTraps {
         if patched.is_err() {
             // No news: two vCPUs that try in turn would throw each other out for ever.
             self.changes.fetch_sub(2, Ordering::SeqCst);
+        } else if !std::mem::replace(&mut state.told, true) {
+            log::info!(
+                "{vcpu}: the guest's #GP handler at {at:#x} is patched: RDPMC is trapped there"
+            );
         }
         patched
     }

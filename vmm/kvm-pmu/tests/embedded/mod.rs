@@ -5,6 +5,7 @@ mod bits32;
 mod forgotten;
 #[allow(unsafe_code, reason = "a memory slot, and signals")]
 mod sys;
+mod threads;
 mod vmm;
 
 use std::path::Path;
