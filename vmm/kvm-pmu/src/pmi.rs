@@ -90,7 +90,7 @@ pub(crate) fn send_extended(vcpu: &KvmVcpu, vm: &VmFd, vector: u32) -> Result<()
 /// loading the vCPU's state and storing it again, which takes longer than the rest;
 /// it serves as long as the guest has left the vCPU its APIC ID.
 fn nmi(vcpu: &KvmVcpu, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
-    if apic_id == u32::from(vcpu.id().0) && message(vm, apic_id, DELIVER_NMI)? {
+    if apic_id == vcpu.id().0 && message(vm, apic_id, DELIVER_NMI)? {
         return Ok(());
     }
     Ok(vcpu.nmi()?)

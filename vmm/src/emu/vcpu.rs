@@ -218,7 +218,7 @@ impl EmuVcpu {
             cpu.set_state(state);
         }
         cpu.stop_at_pause(yields);
-        let look = parts.guest.map(|guest| VcpuLook::new(guest, id.0.into()));
+        let look = parts.guest.map(|guest| VcpuLook::new(guest, id.0));
         let tally = parts
             .host
             .as_ref()

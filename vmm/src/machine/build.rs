@@ -799,7 +799,7 @@ impl Outfit<'_> {
             .budget
             .map_or(grant, |budget| grant.at_most(budget.most()));
         let grant = grant.leased(config.lease.unwrap_or(PerKind::ALL));
-        let pmu = VcpuPmu::detached(OwnerId(id.0.into()), model.clone(), grant);
+        let pmu = VcpuPmu::detached(OwnerId(id.0), model.clone(), grant);
         let answer = oversubscription(config.oversubscribe, self.tsc_khz);
         let mut pmu = pmu.with_oversubscription(answer);
         if let Some(reservations) = reserved {

@@ -365,7 +365,7 @@ impl MicroRun {
     ) -> Result<VcpuParts, MicroRunError> {
         let tsc_khz = kvm.get_tsc_khz()?;
         let mut pmu = self.model.as_ref().map(|model| {
-            let owner = OwnerId(kvm.id().0.into());
+            let owner = OwnerId(kvm.id().0);
             let mut pmu = VcpuPmu::detached(owner, model.clone(), Grant::everything());
             if let Some(core) = core {
                 pmu.attach(core);

@@ -154,7 +154,7 @@ impl CoreExchange {
     /// Whether `core` has no room for the events that the guest of `vcpu` has named.
     pub(super) fn refuses(&self, core: usize, vcpu: VcpuId) -> bool {
         let refuses = self.cores[core].refuses.load(Ordering::Relaxed);
-        let bit = 1_u64.checked_shl(vcpu.0.into());
+        let bit = 1_u64.checked_shl(vcpu.0);
         bit.is_some_and(|bit| refuses & bit != 0)
     }
 

@@ -110,7 +110,7 @@ impl Vcpu {
     #[must_use]
     pub fn new(parts: VcpuParts) -> Self {
         let tally = tally(&parts.kvm, parts.host.as_ref());
-        let id = u32::from(parts.kvm.id().0);
+        let id = parts.kvm.id().0;
         let look = parts.guest.map(|guest| VcpuLook::new(guest, id));
         Self {
             firmware: FirmwarePhase::of(parts.pmu.pmu(), parts.firmware),

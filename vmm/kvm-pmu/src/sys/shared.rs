@@ -281,7 +281,7 @@ impl ProtectPages for SharedMemory {
             .ok_or(PatchRefusal::NotRam)?;
         let mappings = region.mappings.as_ref();
         let mappings = mappings.ok_or(PatchRefusal::NoProtection)?;
-        if page % PAGE_SIZE as u64 != 0 {
+        if !page.is_multiple_of(PAGE_SIZE as u64) {
             return Err(PatchRefusal::Protect(libc::EINVAL));
         }
         let offset = usize::try_from(page - region.start).unwrap_or(0);

@@ -203,7 +203,7 @@ impl Vmm {
 
     /// The PMU of vCPU `id`, on no core.
     pub(crate) fn pmu(&self, id: u32) -> VcpuPmu {
-        VcpuPmu::detached(OwnerId(id.into()), self.model.clone(), Grant::everything())
+        VcpuPmu::detached(OwnerId(id), self.model.clone(), Grant::everything())
     }
 
     /// vCPU `id`; its PMU takes `state` in before the PMU is handed over.
