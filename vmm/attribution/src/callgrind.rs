@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use ahash::AHashMap;
 
-use crate::counts::{CallEdge, ContextRoot, Counts};
+use crate::counts::{CallEdge, Context, Contexts, Counts};
 
 /// Names by numbers, the first time with the name: of what they are the names of, two may be the
 /// same.
@@ -59,53 +59,77 @@ impl Costs {
         }
     }
 
-    /// Of the threads and parts of programs that are chosen; none where the counts have no
-    /// contexts.
+    /// Instructions of all of it.
     #[must_use]
-    pub fn of_chosen(counts: &Counts, chosen: impl Fn(&ContextRoot) -> bool) -> Self {
-        let Some(contexts) = &counts.contexts else {
-            return Self::default();
-        };
-        let chosen: Vec<bool> = contexts.roots.iter().map(chosen).collect();
-        let nodes = &contexts.nodes;
+    pub fn total(&self) -> u64 {
+        self.own.iter().map(|(_, own)| own).sum()
+    }
+}
+
+/// Who called whom, for the costs of some threads and parts of programs.
+#[derive(Debug)]
+pub struct ContextCosts<'a> {
+    nodes: &'a [Context],
+    /// Instructions of each with all that it called.
+    inclusive: Vec<u64>,
+    /// The nodes of each root.
+    of_root: Vec<Vec<usize>>,
+}
+
+impl<'a> ContextCosts<'a> {
+    /// Those of a run.
+    #[must_use]
+    pub fn new(contexts: &'a Contexts) -> Self {
+        let nodes = &contexts.nodes[..];
         // What a function has called comes behind it.
         let mut inclusive: Vec<u64> = nodes.iter().map(|node| node.own).collect();
+        let mut of_root = vec![Vec::new(); contexts.roots.len()];
         for (place, node) in nodes.iter().enumerate().rev() {
-            if let Some(caller) = node.caller {
+            if let Some(caller) = node.caller.filter(|caller| *caller < place) {
                 inclusive[caller] += inclusive[place];
             }
+            if let Some(all) = of_root.get_mut(node.root) {
+                all.push(place);
+            }
         }
+        Self {
+            nodes,
+            inclusive,
+            of_root,
+        }
+    }
+
+    /// What functions cost below these roots.
+    #[must_use]
+    pub fn below(&self, roots: impl IntoIterator<Item = usize>) -> Costs {
+        let nodes = self.nodes;
         let mut own: BTreeMap<usize, u64> = BTreeMap::new();
         let mut edges: BTreeMap<(usize, usize), CallEdge> = BTreeMap::new();
-        for (node, inclusive) in nodes.iter().zip(inclusive) {
-            if !chosen.get(node.root).is_some_and(|chosen| *chosen) {
-                continue;
-            }
+        let all = roots.into_iter().filter_map(|root| self.of_root.get(root));
+        for place in all.flatten().copied() {
+            let node = &nodes[place];
             *own.entry(node.function).or_default() += node.own;
-            let mut callers = std::iter::successors(node.caller, |caller| nodes[*caller].caller);
-            let Some(caller) = node.caller else { continue };
-            let caller = nodes[caller].function;
-            let edge = edges.entry((caller, node.function)).or_insert(CallEdge {
-                caller,
+            let next = |caller: &usize| nodes.get(*caller)?.caller;
+            let mut callers = std::iter::successors(node.caller, next);
+            let caller = node.caller.and_then(|caller| nodes.get(caller));
+            let Some(Context { function, .. }) = caller else {
+                continue;
+            };
+            let edge = edges.entry((*function, node.function)).or_insert(CallEdge {
+                caller: *function,
                 callee: node.function,
                 ..CallEdge::default()
             });
             edge.calls += node.calls;
             // What calls itself is counted once.
             if !callers.any(|caller| nodes[caller].function == node.function) {
-                edge.inclusive += inclusive;
+                edge.inclusive += self.inclusive[place];
             }
         }
-        Self {
+        Costs {
             own: own.into_iter().collect(),
             edges: edges.into_values().collect(),
         }
-    }
-
-    /// Instructions of all of it.
-    #[must_use]
-    pub fn total(&self) -> u64 {
-        self.own.iter().map(|(_, own)| own).sum()
     }
 }
 
@@ -182,7 +206,7 @@ pub fn write_callgrind(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counts::{Context, Contexts, Function};
+    use crate::counts::{ContextRoot, Function};
 
     fn counts() -> Counts {
         let function = |object: &str, name: &str, own| Function {
@@ -264,34 +288,26 @@ mod tests {
             own,
             calls,
         };
-        let counts = Counts {
-            contexts: Some(Contexts {
-                roots: vec![ContextRoot::default(); 2],
-                nodes: vec![
-                    node(0, None, 1, 5, 0),
-                    node(1, None, 1, 20, 0),
-                    node(1, Some(1), 0, 30, 2),
-                    // It calls itself.
-                    node(1, Some(2), 0, 40, 3),
-                    node(1, Some(3), 2, 10, 1),
-                ],
-                ..Contexts::default()
-            }),
-            ..counts()
+        let contexts = Contexts {
+            roots: vec![ContextRoot::default(); 2],
+            nodes: vec![
+                node(0, None, 1, 5, 0),
+                node(1, None, 1, 20, 0),
+                node(1, Some(1), 0, 30, 2),
+                // It calls itself.
+                node(1, Some(2), 0, 40, 3),
+                node(1, Some(3), 2, 10, 1),
+            ],
+            ..Contexts::default()
         };
+        let all = ContextCosts::new(&contexts);
         let costs = Costs {
             own: vec![(0, 70), (1, 20), (2, 10)],
             edges: vec![edge(0, 0, 3, 0), edge(0, 2, 1, 10), edge(1, 0, 2, 80)],
         };
-        let mut place = 0;
-        let second = |_: &ContextRoot| {
-            place += 1;
-            place == 2
-        };
-        let second = std::cell::RefCell::new(second);
-        let found = Costs::of_chosen(&counts, |root| (second.borrow_mut())(root));
+        let found = all.below([1]);
         assert_eq!((found.total(), found), (100, costs));
-        assert_eq!(Costs::of_chosen(&counts, |_| true).total(), 105);
-        assert_eq!(Costs::of_chosen(&counts, |_| false), Costs::default());
+        assert_eq!(all.below([0, 1]).total(), 105);
+        assert_eq!(all.below([]), Costs::default());
     }
 }

@@ -12,8 +12,9 @@ use std::fmt::Debug;
 use ahash::AHashMap;
 use emu::{Entry, Event, Follow, Sight};
 
-use self::book::{Book, Edge, FunctionId};
+use self::book::{Book, Edge};
 pub(crate) use self::contexts::Cut;
+use self::contexts::{ContextTree, FunctionId};
 pub(crate) use self::places::Places;
 use self::places::{Mapped, Place};
 use self::shadow::{Moment, Shadow};
@@ -104,7 +105,7 @@ impl Functions {
 
     /// Also by the calls that led to each function.
     pub(crate) fn by_context(&mut self) {
-        self.book.contexts = Some(contexts::Contexts::default());
+        self.book.by_context();
     }
 
     /// The part of a program ends that `threads` are in.
@@ -115,14 +116,13 @@ impl Functions {
         how: Cut,
         now: impl Fn(Number) -> u64,
     ) {
-        let contexts = self.book.contexts.as_mut();
-        if !contexts.is_some_and(|contexts| contexts.cut(program, how)) {
+        if !self.book.cut(program, how) {
             return;
         }
         for thread in threads {
             let followed = self.threads.get_mut(&thread);
             if let Some(shadow) = followed.and_then(|followed| followed.shadow.as_mut()) {
-                let root = root(&mut self.book, (thread, program));
+                let root = self.book.root(thread, program);
                 shadow.goes_on(&mut self.book, now(thread), root);
             }
         }
@@ -167,7 +167,7 @@ impl Functions {
         }
         let begun = FollowedThread {
             shadow: from.shadow.as_ref().map(|shadow| {
-                let root = root(&mut self.book, (child, program));
+                let root = self.book.root(child, program);
                 shadow.forked(&mut self.book, root)
             }),
             memory,
@@ -188,7 +188,7 @@ impl Functions {
         }) = self.threads.remove(&thread)
         {
             shadow.ends(&mut self.book, now);
-            if self.book.contexts.is_some() {
+            if self.book.contexts().is_some() {
                 self.left.insert(thread, self.places.mapped_in(memory));
             }
         }
@@ -236,7 +236,7 @@ impl Functions {
         let Some(shadow) = thread.shadow.as_mut().filter(|_| !begins) else {
             let room = ROOM / self.threads.len().max(1);
             if let Some(thread) = self.threads.get_mut(&runs.thread) {
-                let root = root(&mut self.book, (runs.thread, runs.program));
+                let root = self.book.root(runs.thread, runs.program);
                 let begins = (root, place.function);
                 thread.shadow = Some(Shadow::new(&mut self.book, begins, at, room));
             }
@@ -311,7 +311,7 @@ impl Functions {
             }
         }
         let mut all: BTreeMap<(&str, &str), Function> = BTreeMap::new();
-        let nodes = book.contexts.as_ref().map_or(&[][..], |all| &all.nodes);
+        let nodes = book.contexts().map_or(&[][..], ContextTree::nodes);
         let unknown = nodes.iter().filter(|node| !node.is_root());
         // Of what had no room in the tree nothing else is known.
         let unknown = unknown.filter(|node| node.function == FunctionId::MAX);
@@ -351,7 +351,7 @@ impl Functions {
             inclusive: edge.inclusive,
         });
         let edges = edges.collect();
-        let contexts = book.contexts.as_ref();
+        let contexts = book.contexts();
         let contexts = contexts.map(|contexts| self.contexts(contexts, place, known));
         FunctionCounts {
             functions,
@@ -363,11 +363,11 @@ impl Functions {
     /// As they are printed and saved; `place` is that of a function among those.
     fn contexts(
         &self,
-        contexts: &contexts::Contexts,
+        contexts: &ContextTree,
         place: impl Fn(FunctionId) -> usize,
         known: impl Fn(Number) -> (usize, usize),
     ) -> Contexts {
-        let parts = contexts.parts.iter().map(|part| Part {
+        let parts = contexts.parts().iter().map(|part| Part {
             program: part.program,
             end: match &part.cut {
                 None => PartEnd::Program,
@@ -375,14 +375,14 @@ impl Functions {
                 Some(Cut::Dumped(name)) => PartEnd::Dumped(name.clone()),
             },
         });
-        let roots = contexts.roots.iter().map(|(thread, part)| ContextRoot {
+        let roots = contexts.roots().iter().map(|(thread, part)| ContextRoot {
             part: *part,
             thread: known(*thread).1,
         });
         let mut nodes = Vec::new();
         // Of a root none.
         let mut places: Vec<Option<usize>> = Vec::new();
-        for node in &contexts.nodes {
+        for node in contexts.nodes() {
             let is_root = node.is_root();
             places.push((!is_root).then_some(nodes.len()));
             if !is_root {
@@ -398,7 +398,7 @@ impl Functions {
             }
         }
         let mut mapped: BTreeMap<(usize, usize), MappedFile> = BTreeMap::new();
-        for (thread, _) in &contexts.roots {
+        for (thread, _) in contexts.roots() {
             let (program, _) = known(*thread);
             let live = || self.threads.get(thread).map(|live| live.memory);
             let all = self.left.get(thread).cloned();
@@ -422,12 +422,6 @@ impl Functions {
             mapped: mapped.into_values().collect(),
         }
     }
-}
-
-/// Where the chains of calls of a thread of a program begin.
-fn root(book: &mut Book, (thread, program): (Number, usize)) -> contexts::Node {
-    let contexts = book.contexts.as_mut();
-    contexts.map_or(0, |contexts| contexts.root(thread, program))
 }
 
 /// RIP and RSP of the user code that has entered the kernel, where these are known.

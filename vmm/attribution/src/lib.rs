@@ -33,7 +33,7 @@ mod regions;
 mod tree;
 
 pub use attribution::{Attribution, Start};
-pub use callgrind::{Costs, ProfileHead, write_callgrind};
+pub use callgrind::{ContextCosts, Costs, ProfileHead, write_callgrind};
 pub use counts::{
     CallEdge, Context, ContextRoot, Contexts, Counts, Events, Function, MappedFile, Part, PartEnd,
     Program, Region, Rest, Syscall, Thread, Undefined,

@@ -41,7 +41,7 @@ use job::Errand;
 use report::RunReport;
 use session::{Ran, ReadyMachine, Shape};
 use store::Store;
-use valgrind::{Act, ValgrindOptions};
+use valgrind::{ValgrindAct, ValgrindOptions};
 
 /// By which programs mark regions.
 const HEADER: &[u8] = include_bytes!("../../count/regions/include/umpire_regions.h");
@@ -69,13 +69,13 @@ fn act_as(flags: &CountFlags) -> Result<Ended, UserError> {
         return act(flags, None);
     }
     match ValgrindOptions::of(&flags.as_tool, &flags.command)? {
-        Act::Version => {
+        ValgrindAct::Version => {
             let version = env!("CARGO_PKG_VERSION");
             let told = writeln!(io::stdout(), "umpire count {version}, as callgrind");
             written(told).map_err(failed)?;
             Ok(Ended::by_program(0))
         }
-        Act::Run(options) => act(&options.applied(flags), Some(&options)),
+        ValgrindAct::Run(options) => act(&options.applied(flags), Some(&options)),
     }
 }
 

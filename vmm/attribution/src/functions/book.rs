@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use ahash::AHashMap;
 
-use super::contexts::{Contexts, Node};
-
-/// The number of a function.
-pub(crate) type FunctionId = u32;
+use super::contexts::{ContextTree, Cut, FunctionId, Node};
+use crate::tree::Number;
 
 /// What a function costs, in instructions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,7 +29,7 @@ pub(crate) struct Book {
     costs: Vec<Cost>,
     edges: AHashMap<(FunctionId, FunctionId), Edge>,
     /// None where these are not told apart.
-    pub(crate) contexts: Option<Contexts>,
+    contexts: Option<ContextTree>,
 }
 
 impl Book {
@@ -41,6 +39,27 @@ impl Book {
             self.costs.resize(place + 1, Cost::default());
         }
         &mut self.costs[place]
+    }
+
+    /// Contexts are told apart from now on.
+    pub(crate) fn by_context(&mut self) {
+        self.contexts = Some(ContextTree::default());
+    }
+
+    pub(crate) fn contexts(&self) -> Option<&ContextTree> {
+        self.contexts.as_ref()
+    }
+
+    /// Where the chains of calls of a thread of a program begin.
+    pub(crate) fn root(&mut self, thread: Number, program: usize) -> Node {
+        let contexts = self.contexts.as_mut();
+        contexts.map_or(0, |contexts| contexts.root(thread, program))
+    }
+
+    /// The part that a program is in ends so; whether its threads go on in another one.
+    pub(crate) fn cut(&mut self, program: usize, how: Cut) -> bool {
+        let contexts = self.contexts.as_mut();
+        contexts.is_some_and(|contexts| contexts.cut(program, how))
     }
 
     /// `function`, where `parent` has called it.

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 
 use ahash::AHashMap;
 
-use super::book::FunctionId;
 use crate::tree::Number;
+
+/// The number of a function.
+pub(crate) type FunctionId = u32;
 
 /// The number of a node. It is 0 where contexts are not told apart.
 pub(crate) type Node = u32;
@@ -56,17 +58,31 @@ pub(crate) struct OnePart {
 
 /// All chains of calls.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Contexts {
-    pub(crate) nodes: Vec<OneNode>,
+pub(crate) struct ContextTree {
+    nodes: Vec<OneNode>,
     known: AHashMap<(Node, FunctionId), Node>,
     /// The thread, and the place of the part.
-    pub(crate) roots: Vec<(Number, usize)>,
-    pub(crate) parts: Vec<OnePart>,
+    roots: Vec<(Number, usize)>,
+    parts: Vec<OnePart>,
     /// The part that a program is in.
     last: BTreeMap<usize, usize>,
 }
 
-impl Contexts {
+impl ContextTree {
+    /// A caller stands in front of what it has called.
+    pub(crate) fn nodes(&self) -> &[OneNode] {
+        &self.nodes
+    }
+
+    /// The thread, and the place of the part.
+    pub(crate) fn roots(&self) -> &[(Number, usize)] {
+        &self.roots
+    }
+
+    pub(crate) fn parts(&self) -> &[OnePart] {
+        &self.parts
+    }
+
     /// Where a thread of a program begins, or goes on in another part.
     pub(crate) fn root(&mut self, thread: Number, program: usize) -> Node {
         let parts = &mut self.parts;
@@ -175,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_function_is_one_for_each_chain() {
-        let mut contexts = Contexts::default();
+        let mut contexts = ContextTree::default();
         let root = contexts.root(7, 0);
         let main = contexts.child(root, 1);
         let [one, two] = [2, 3].map(|function| contexts.child(main, function));
@@ -189,7 +205,7 @@ mod tests {
 
     #[test]
     fn recursion_without_end_is_bounded() {
-        let mut contexts = Contexts::default();
+        let mut contexts = ContextTree::default();
         let root = contexts.root(0, 0);
         let mut node = root;
         for turn in 0..10_000 {
@@ -201,7 +217,7 @@ mod tests {
 
     #[test]
     fn chains_without_number_are_bounded() {
-        let mut contexts = Contexts::default();
+        let mut contexts = ContextTree::default();
         let root = contexts.root(0, 0);
         let most = u32::try_from(MOST).expect("few");
         for function in 0..2 * most + 10 {
@@ -216,7 +232,7 @@ mod tests {
 
     #[test]
     fn parts_are_those_of_their_programs() {
-        let mut contexts = Contexts::default();
+        let mut contexts = ContextTree::default();
         contexts.root(0, 0);
         contexts.root(1, 1);
         assert!(contexts.cut(0, Cut::Dumped("a".to_owned())));

@@ -8,7 +8,7 @@ use emu::{Sight, State};
 use guest_view::{File, KernelView, Look, Mapping, Mode, ProgramMemory, Registers};
 
 use super::Objects;
-use super::book::FunctionId;
+use super::contexts::FunctionId;
 use super::object::Symbols;
 use crate::kernel::Physical;
 

@@ -6,8 +6,8 @@
 //! such. A program that goes to another stack (a coroutine, a signal's own stack) is recognised by
 //! a return that does not fit.
 
-use super::book::{Book, FunctionId};
-use super::contexts::Node;
+use super::book::Book;
+use super::contexts::{FunctionId, Node};
 
 /// Calls of one thread that are kept at most, and in any case; of deeper recursion the outer half is
 /// taken as over.
@@ -451,7 +451,7 @@ mod tests {
 
     use super::*;
     use crate::functions::book::{Cost, Edge};
-    use crate::functions::contexts::{Contexts, Cut, OneNode};
+    use crate::functions::contexts::{Cut, OneNode};
 
     /// A thread that executes, calls and returns, with what it has pushed.
     struct Run {
@@ -464,22 +464,18 @@ mod tests {
 
     const TOP: u64 = 0x7fff_0000;
 
-    fn contexts(book: &mut Book) -> &mut Contexts {
-        book.contexts.as_mut().expect("they were asked for")
-    }
-
     /// What was executed, by the names of functions from the first of a part on.
     fn chains(book: &Book) -> Vec<(usize, Vec<FunctionId>, u64)> {
-        let contexts = book.contexts.as_ref().expect("they were asked for");
-        let executed = contexts.nodes.iter().filter(|node| node.own > 0);
+        let contexts = book.contexts().expect("they were asked for");
+        let executed = contexts.nodes().iter().filter(|node| node.own > 0);
         let chain = |node: &OneNode| {
             let mut names = Vec::new();
             let mut at = *node;
             while !at.is_root() {
                 names.insert(0, at.function);
-                at = contexts.nodes[at.parent as usize];
+                at = contexts.nodes()[at.parent as usize];
             }
-            let (_, part) = contexts.roots[node.root as usize];
+            let (_, part) = contexts.roots()[node.root as usize];
             (part, names, node.own)
         };
         executed.map(chain).collect()
@@ -489,9 +485,8 @@ mod tests {
         fn new(function: FunctionId) -> Self {
             let at = Moment { now: 0, rsp: TOP };
             let mut book = Book::default();
-            let mut contexts = Contexts::default();
-            let root = contexts.root(0, 0);
-            book.contexts = Some(contexts);
+            book.by_context();
+            let root = book.root(0, 0);
             Self {
                 shadow: Shadow::new(&mut book, (root, function), at, DEPTH),
                 book,
@@ -691,7 +686,7 @@ mod tests {
             run.call(1).execute(1);
         }
         assert!(run.shadow.stacks[0].frames.len() <= DEPTH);
-        let root = contexts(&mut run.book).root(1, 1);
+        let root = run.book.root(1, 1);
         let forked = run.shadow.forked(&mut run.book, root);
         assert_eq!(forked.kept, FORKED + 1);
         assert_eq!(forked.active[1] as usize, FORKED);
@@ -707,8 +702,8 @@ mod tests {
     fn chains_are_cut_where_a_part_ends() {
         let mut run = Run::new(0);
         run.execute(1).call(1).execute(10).call(2).execute(100);
-        assert!(contexts(&mut run.book).cut(0, Cut::Dropped));
-        let root = contexts(&mut run.book).root(0, 0);
+        assert!(run.book.cut(0, Cut::Dropped));
+        let root = run.book.root(0, 0);
         run.shadow.goes_on(&mut run.book, run.at.now, root);
         run.execute(200).back(1).execute(20).back(0).execute(2);
         run.call(2).execute(300).back(0);

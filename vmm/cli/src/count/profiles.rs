@@ -7,7 +7,7 @@ use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::process;
 
-use attribution::{Contexts, Costs, Counts, PartEnd, ProfileHead, write_callgrind};
+use attribution::{ContextCosts, Contexts, Costs, Counts, PartEnd, ProfileHead, write_callgrind};
 use umpire_count::number::grouped;
 
 use super::valgrind::{ValgrindOptions, expanded};
@@ -27,17 +27,21 @@ struct OneProcess {
 /// program has become. A forked one is always counted.
 fn processes(counts: &Counts, trace_children: bool) -> Vec<OneProcess> {
     let mut all: Vec<OneProcess> = Vec::new();
-    let mut is_traced: BTreeMap<u32, bool> = BTreeMap::new();
+    // Whether it is counted, and its place in `all`.
+    let mut known: BTreeMap<u32, (bool, usize)> = BTreeMap::new();
     for (place, program) in counts.programs.iter().enumerate() {
-        let parent = is_traced.get(&program.parent).copied().unwrap_or(true);
-        let known = is_traced.get(&program.pid).copied();
+        let parent = known
+            .get(&program.parent)
+            .is_none_or(|(counted, _)| *counted);
+        let before = known.get(&program.pid).copied();
         // What has its number already has executed another program.
-        let traced = trace_children || known.is_none() && parent;
-        is_traced.insert(program.pid, traced);
-        if !traced {
+        let counted = trace_children || before.is_none() && parent;
+        let at = before.map_or(all.len(), |(_, at)| at);
+        known.insert(program.pid, (counted, at));
+        if !counted {
             continue;
         }
-        match all.iter_mut().find(|one| one.pid == program.pid) {
+        match all.get_mut(at) {
             Some(one) => one.programs.push(place),
             None => all.push(OneProcess {
                 pid: program.pid,
@@ -52,33 +56,30 @@ fn processes(counts: &Counts, trace_children: bool) -> Vec<OneProcess> {
 /// What a file of the profile has: some parts of programs, by their places.
 #[derive(Debug, PartialEq, Eq)]
 struct OneDump {
-    parts: BTreeSet<usize>,
+    parts: Vec<usize>,
     /// From 1 on, and what is behind the file's name.
     number: usize,
     suffix: String,
     trigger: String,
 }
 
-/// The dumps that some programs asked for, and the one at their end.
-fn dumps(contexts: &Contexts, programs: &BTreeSet<usize>) -> Vec<OneDump> {
+/// The dumps that programs asked for in these parts, and the one at their end.
+fn dumps(contexts: &Contexts, parts: impl Iterator<Item = usize>) -> Vec<OneDump> {
     let mut all = Vec::new();
-    let mut last = BTreeSet::new();
-    let parts = contexts.parts.iter().enumerate();
-    for (place, part) in parts.filter(|(_, part)| programs.contains(&part.program)) {
-        match &part.end {
-            PartEnd::Program => {
-                last.insert(place);
-            }
-            PartEnd::Dropped => {}
-            PartEnd::Dumped(name) => {
+    let mut last = Vec::new();
+    for place in parts {
+        match contexts.parts.get(place).map(|part| &part.end) {
+            Some(PartEnd::Program) => last.push(place),
+            Some(PartEnd::Dumped(name)) => {
                 let number = all.len() + 1;
                 all.push(OneDump {
-                    parts: BTreeSet::from([place]),
+                    parts: vec![place],
                     number,
                     suffix: format!(".{number}"),
                     trigger: format!("Client Request: {name}"),
                 });
             }
+            Some(PartEnd::Dropped) | None => {}
         }
     }
     all.push(OneDump {
@@ -90,6 +91,64 @@ fn dumps(contexts: &Contexts, programs: &BTreeSet<usize>) -> Vec<OneDump> {
     all
 }
 
+/// What was counted, by what files are made of.
+struct CountedRun<'a> {
+    counts: &'a Counts,
+    contexts: &'a Contexts,
+    costs: ContextCosts<'a>,
+    /// The parts of each program, and the roots of each part.
+    parts: Vec<Vec<usize>>,
+    roots: Vec<Vec<usize>>,
+}
+
+impl<'a> CountedRun<'a> {
+    fn new(counts: &'a Counts, contexts: &'a Contexts) -> Self {
+        let mut parts = vec![Vec::new(); counts.programs.len()];
+        for (place, part) in contexts.parts.iter().enumerate() {
+            if let Some(all) = parts.get_mut(part.program) {
+                all.push(place);
+            }
+        }
+        let mut roots = vec![Vec::new(); contexts.parts.len()];
+        for (place, root) in contexts.roots.iter().enumerate() {
+            if let Some(all) = roots.get_mut(root.part) {
+                all.push(place);
+            }
+        }
+        Self {
+            counts,
+            contexts,
+            costs: ContextCosts::new(contexts),
+            parts,
+            roots,
+        }
+    }
+
+    fn parts_of(&self, programs: &BTreeSet<usize>) -> impl Iterator<Item = usize> {
+        let parts = programs
+            .iter()
+            .filter_map(|program| self.parts.get(*program));
+        parts.flatten().copied()
+    }
+
+    fn roots_of(&self, part: usize) -> impl Iterator<Item = usize> {
+        self.roots.get(part).into_iter().flatten().copied()
+    }
+
+    /// The number that the thread of a root has in the guest.
+    fn thread(&self, root: usize) -> Option<u32> {
+        let root = self.contexts.roots.get(root)?;
+        let program = self.contexts.parts.get(root.part)?.program;
+        let thread = self
+            .counts
+            .programs
+            .get(program)?
+            .threads
+            .get(root.thread)?;
+        Some(thread.tid)
+    }
+}
+
 /// Writes the files of a run of the command line `title`.
 pub(super) fn write(
     options: &ValgrindOptions,
@@ -98,6 +157,7 @@ pub(super) fn write(
 ) -> Result<(), UserError> {
     let none = Contexts::default();
     let contexts = counts.contexts.as_ref().unwrap_or(&none);
+    let counted = CountedRun::new(counts, contexts);
     let all = processes(counts, options.trace_children);
     let first = all.first().map_or(0, |one| one.pid);
     // Who has started this process knows the first one by its number.
@@ -118,7 +178,7 @@ pub(super) fn write(
         let programs = together.iter().flat_map(|one| one.programs.iter().copied());
         let programs: BTreeSet<usize> = programs.collect();
         // It is the last program that it was; of the first one the arguments are known.
-        let command = match programs.last() {
+        let command = match one.programs.last() {
             Some(0) | None => title,
             Some(program) => &counts.programs[*program].name,
         };
@@ -132,66 +192,8 @@ pub(super) fn write(
             },
             command,
         };
-        let dumps = dumps(contexts, &programs);
-        for dump in &dumps {
-            profiles(&told, counts, (&programs, dump), profile)?;
-        }
-        let all = dumps.iter().flat_map(|dump| dump.parts.iter().copied());
-        let all: BTreeSet<usize> = all.collect();
-        let total = Costs::of_chosen(counts, |root| all.contains(&root.part)).total();
+        let total = told.profiles(&counted, &programs, profile)?;
         told.log(log.as_deref(), total)?;
-    }
-    Ok(())
-}
-
-/// Writes a dump: a file, or one for each thread of these programs.
-fn profiles(
-    told: &Told<'_>,
-    counts: &Counts,
-    (programs, dump): (&BTreeSet<usize>, &OneDump),
-    name: &OsStr,
-) -> Result<(), UserError> {
-    let none = Contexts::default();
-    let contexts = counts.contexts.as_ref().unwrap_or(&none);
-    let put = |thread: Option<(usize, u32)>| {
-        let costs = Costs::of_chosen(counts, |root| {
-            let is_of = |(_, tid): (usize, u32)| {
-                let program = contexts.parts.get(root.part).map(|part| part.program);
-                let program = program.and_then(|program| counts.programs.get(program));
-                let found = program.and_then(|program| program.threads.get(root.thread));
-                found.is_some_and(|found| found.tid == tid)
-            };
-            dump.parts.contains(&root.part) && thread.is_none_or(is_of)
-        });
-        let mut file = name.to_owned();
-        file.push(&dump.suffix);
-        if let Some((thread, _)) = thread {
-            file.push(format!("-{thread:02}"));
-        }
-        let head = ProfileHead {
-            pid: told.pid,
-            command: told.command,
-            part: dump.number,
-            thread: thread.map(|(thread, _)| thread),
-            trigger: &dump.trigger,
-            plain_names: told.options.plain_names,
-        };
-        whole::write("--callgrind-out-file", Path::new(&file), |file| {
-            let mut out = BufWriter::new(file);
-            write_callgrind(counts, &costs, &head, &mut out)?;
-            out.flush()
-        })
-    };
-    if !told.options.separate_threads {
-        return put(None);
-    }
-    let threads = programs
-        .iter()
-        .flat_map(|program| &counts.programs[*program].threads);
-    let mut known = BTreeSet::new();
-    let threads = threads.filter(|thread| known.insert(thread.tid));
-    for (number, thread) in (1..).zip(threads) {
-        put(Some((number, thread.tid)))?;
     }
     Ok(())
 }
@@ -205,6 +207,87 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
+    /// Writes the dumps of these programs; the instructions of all of them.
+    fn profiles(
+        &self,
+        counted: &CountedRun<'_>,
+        programs: &BTreeSet<usize>,
+        name: &OsStr,
+    ) -> Result<u64, UserError> {
+        let threads = programs
+            .iter()
+            .flat_map(|program| &counted.counts.programs[*program].threads);
+        let mut known = BTreeSet::new();
+        let threads: Vec<u32> = threads
+            .map(|thread| thread.tid)
+            .filter(|thread| known.insert(*thread))
+            .collect();
+        let mut begun = BTreeSet::new();
+        let mut seen = counted.parts_of(programs).peekable();
+        let mut total = 0;
+        for dump in dumps(counted.contexts, counted.parts_of(programs)) {
+            let mut roots: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+            for root in dump.parts.iter().flat_map(|part| counted.roots_of(*part)) {
+                let thread = counted.thread(root).unwrap_or_default();
+                roots.entry(thread).or_default().push(root);
+            }
+            if !self.options.separate_threads {
+                let costs = counted.costs.below(roots.into_values().flatten());
+                total += costs.total();
+                self.profile(counted.counts, &costs, (&dump, None), name)?;
+                continue;
+            }
+            let last = dump.parts.last().copied();
+            while let Some(part) = seen.next_if(|part| Some(*part) <= last) {
+                begun.extend(
+                    counted
+                        .roots_of(part)
+                        .filter_map(|root| counted.thread(root)),
+                );
+            }
+            let is_end = dump.suffix.is_empty();
+            for (number, thread) in (1..).zip(&threads) {
+                // A thread that begins later is in no dump.
+                if !is_end && !begun.contains(thread) {
+                    continue;
+                }
+                let costs = counted
+                    .costs
+                    .below(roots.remove(thread).unwrap_or_default());
+                total += costs.total();
+                self.profile(counted.counts, &costs, (&dump, Some(number)), name)?;
+            }
+        }
+        Ok(total)
+    }
+
+    fn profile(
+        &self,
+        counts: &Counts,
+        costs: &Costs,
+        (dump, thread): (&OneDump, Option<usize>),
+        name: &OsStr,
+    ) -> Result<(), UserError> {
+        let mut file = name.to_owned();
+        file.push(&dump.suffix);
+        if let Some(thread) = thread {
+            file.push(format!("-{thread:02}"));
+        }
+        let head = ProfileHead {
+            pid: self.pid,
+            command: self.command,
+            part: dump.number,
+            thread,
+            trigger: &dump.trigger,
+            plain_names: self.options.plain_names,
+        };
+        whole::write("--callgrind-out-file", Path::new(&file), |file| {
+            let mut out = BufWriter::new(file);
+            write_callgrind(counts, costs, &head, &mut out)?;
+            out.flush()
+        })
+    }
+
     /// Writes the log: to a file, or to standard error.
     fn log(&self, name: Option<&OsStr>, total: u64) -> Result<(), UserError> {
         match name {
@@ -298,10 +381,10 @@ mod tests {
             ],
             ..Contexts::default()
         };
-        let all = dumps(&contexts, &BTreeSet::from([0]));
+        let all = dumps(&contexts, [0, 2, 3].into_iter());
         let expected = [
-            (BTreeSet::from([2]), 1, ".1", "Client Request: x"),
-            (BTreeSet::from([3]), 2, "", "Program termination"),
+            (vec![2], 1, ".1", "Client Request: x"),
+            (vec![3], 2, "", "Program termination"),
         ];
         let expected = expected.map(|(parts, number, suffix, trigger)| OneDump {
             parts,

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attribution::{Costs, ProfileHead};
+use attribution::{Costs, Counts, ProfileHead};
 use umpire_count::compare::{Comparison, Gate, Threshold};
 use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
 
@@ -89,7 +89,6 @@ impl<'a> RunReport<'a> {
         title: &str,
         elapsed: Option<Duration>,
     ) -> Result<Ended, UserError> {
-        let counts = &record.counts;
         let comparison = self.before.as_ref().map(|(path, before)| {
             let events = match &self.events[..] {
                 [] => &Gate::DEFAULT,
@@ -143,6 +142,32 @@ impl<'a> RunReport<'a> {
         if let Some(path) = &self.flags.gate.save {
             self.save(path, record)?;
         }
+        self.write_profiles(&record.counts, title)?;
+        if let Some(path) = &self.flags.gate.summary {
+            let text = markdown::summary(record, title, self.shown(), comparison);
+            let file = OpenOptions::new().append(true).create(true).open(path);
+            file.and_then(|mut file| file.write_all(text.as_bytes()))
+                .map_err(|error| failed(format!("--summary {}: {error}", path.display())))?;
+        }
+        let ended = match record.outcome {
+            Outcome::Exited(status) => Ended::by_program(status),
+            Outcome::Signalled(_) => Ended {
+                who: Who::Signal,
+                status: record.outcome.status(),
+            },
+        };
+        match comparison {
+            // Of a program that failed the counts mean little.
+            Some((name, one)) if one.fails() && ended == Ended::by_program(0) => {
+                complain(&format_args!("against {name}: {}", one.failure()));
+                Ok(Ended::by(Who::Gate))
+            }
+            _ => Ok(ended),
+        }
+    }
+
+    /// The files for other tools.
+    fn write_profiles(&self, counts: &Counts, title: &str) -> Result<(), UserError> {
         if let Some(path) = &self.flags.callgrind {
             let costs = Costs::of_all(counts);
             let head = ProfileHead {
@@ -168,18 +193,6 @@ impl<'a> RunReport<'a> {
             whole::write("--perf-data", path, |file| {
                 perf_data::write(counts, title, file)
             })?;
-        }
-        if let Some(path) = &self.flags.gate.summary {
-            let text = markdown::summary(record, title, self.shown(), comparison);
-            let file = OpenOptions::new().append(true).create(true).open(path);
-            file.and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| {
-                    failed(format!(
-                        "--summary {}: {}",
-                        path.display(),
-                        with_advice(&error)
-                    ))
-                })?;
         }
         Ok(())
     }

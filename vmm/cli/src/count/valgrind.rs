@@ -92,7 +92,7 @@ pub(super) struct ValgrindOptions {
 
 /// What is to be done.
 #[derive(Clone, Debug)]
-pub(super) enum Act {
+pub(super) enum ValgrindAct {
     /// Say who this is: `--version`.
     Version,
     Run(Box<ValgrindOptions>),
@@ -100,7 +100,7 @@ pub(super) enum Act {
 
 impl ValgrindOptions {
     /// Of the words behind `--as`, and of those behind the `--` that may follow.
-    pub(super) fn of(words: &[OsString], behind: &[OsString]) -> Result<Act, UserError> {
+    pub(super) fn of(words: &[OsString], behind: &[OsString]) -> Result<ValgrindAct, UserError> {
         let Some((tool, words)) = words.split_first() else {
             return Err(refused("--as: which tool? callgrind is served"));
         };
@@ -125,7 +125,7 @@ impl ValgrindOptions {
         for word in given {
             let text = word.to_str();
             match text.map(|text| text.split_once('=').unwrap_or((text, ""))) {
-                Some(("--version", "")) => return Ok(Act::Version),
+                Some(("--version", "")) => return Ok(ValgrindAct::Version),
                 Some(("--tool", value)) => tool = Some(value),
                 Some(("-q" | "--quiet", "")) => options.quiet = true,
                 Some(("-v" | "--verbose", "")) => {}
@@ -163,7 +163,7 @@ impl ValgrindOptions {
         if options.command.is_empty() {
             return Err(refused("no program specified"));
         }
-        Ok(Act::Run(Box::new(options)))
+        Ok(ValgrindAct::Run(Box::new(options)))
     }
 
     fn take(&mut self, name: &str, value: &str) -> Result<(), UserError> {
@@ -281,7 +281,8 @@ mod tests {
             --dump-instr=no --combine-dumps=no --separate-threads=yes \
             --toggle-collect=*::__gungraun_wrapper_mod::* --callgrind-out-file=/t/a.out.#%p \
             --log-file=/t/a.log.#%p /t/bench --gungraun-run 1";
-        let Ok(Act::Run(found)) = ValgrindOptions::of(&words(line), &words("a -- b")) else {
+        let Ok(ValgrindAct::Run(found)) = ValgrindOptions::of(&words(line), &words("a -- b"))
+        else {
             panic!("they are refused");
         };
         assert_eq!(found.command, words("/t/bench --gungraun-run 1 -- a -- b"));
