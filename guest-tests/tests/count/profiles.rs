@@ -267,7 +267,12 @@ fn a_harness_is_served_as_by_valgrind() {
     let output = profiled(false, here, &words);
     // SIGUSR1.
     assert_eq!(output.status.signal(), Some(10), "{output:?}");
-    assert!(output.stderr.is_empty(), "{output:?}");
+    // It may have booted the machine; the log is in its file, and there is no table.
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        told.lines().all(|line| line.starts_with("umpire: ")),
+        "{told}"
+    );
     let names = fs::read_dir(here).expect("a folder");
     let names = names.map(|entry| entry.expect("a file").file_name());
     let names: Vec<String> = names

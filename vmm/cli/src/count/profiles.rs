@@ -23,12 +23,13 @@ struct OneProcess {
     programs: Vec<usize>,
 }
 
-/// The processes that Callgrind would have counted: without `--trace-children` none that another
-/// program has become. A forked one is always counted.
+/// The processes that Callgrind would have written files of: without `--trace-children` none that
+/// has executed another program. A forked one is always counted.
 fn processes(counts: &Counts, trace_children: bool) -> Vec<OneProcess> {
     let mut all: Vec<OneProcess> = Vec::new();
     // Whether it is counted, and its place in `all`.
     let mut known: BTreeMap<u32, (bool, usize)> = BTreeMap::new();
+    let mut gone = BTreeSet::new();
     for (place, program) in counts.programs.iter().enumerate() {
         let parent = known
             .get(&program.parent)
@@ -39,6 +40,10 @@ fn processes(counts: &Counts, trace_children: bool) -> Vec<OneProcess> {
         let at = before.map_or(all.len(), |(_, at)| at);
         known.insert(program.pid, (counted, at));
         if !counted {
+            // Its counts went with the program that it was.
+            if before.is_some_and(|(before, _)| before) {
+                gone.insert(program.pid);
+            }
             continue;
         }
         match all.get_mut(at) {
@@ -50,6 +55,7 @@ fn processes(counts: &Counts, trace_children: bool) -> Vec<OneProcess> {
             }),
         }
     }
+    all.retain(|one| !gone.contains(&one.pid));
     all
 }
 
@@ -159,7 +165,7 @@ pub(super) fn write(
     let contexts = counts.contexts.as_ref().unwrap_or(&none);
     let counted = CountedRun::new(counts, contexts);
     let all = processes(counts, options.trace_children);
-    let first = all.first().map_or(0, |one| one.pid);
+    let first = counts.programs.first().map_or(0, |program| program.pid);
     // Who has started this process knows the first one by its number.
     let number = |pid: u32| process::id().wrapping_add(pid.wrapping_sub(first));
     // Processes whose files have one name are one, as whose name does not depend on them.
@@ -366,7 +372,7 @@ mod tests {
             (13, vec![4]),
         ];
         assert_eq!(seen(true), expected);
-        assert_eq!(seen(false), [(10, vec![0]), (11, vec![1]), (13, vec![4])]);
+        assert_eq!(seen(false), [(10, vec![0]), (13, vec![4])]);
     }
 
     #[test]
