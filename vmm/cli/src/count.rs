@@ -113,13 +113,13 @@ fn act(flags: &CountFlags, as_tool: Option<&ValgrindOptions>) -> Result<Ended, U
         }
         return fetched.map(|()| Ended::by_program(0));
     }
-    run_program(flags, &store, signal)
+    run_program(flags, &store, interrupted)
 }
 
 fn run_program(
     flags: &CountFlags,
     store: &Store,
-    signal: &Arc<AtomicUsize>,
+    interrupted: Arc<AtomicBool>,
 ) -> Result<Ended, UserError> {
     // What is wrong with these is to be said before a program runs for an hour.
     let report = RunReport::of(flags, as_tool)?;
