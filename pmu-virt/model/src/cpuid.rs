@@ -1,12 +1,10 @@
 //! What CPUID says about a PMU, and the table of leaves that it says it in.
 
 mod leaves;
-mod obstacles;
 mod traces;
 
 pub use leaves::{Leaf, Leaves, Reg};
-pub use obstacles::{Keep, Kept, hide_obstacles};
-pub use traces::{hide_everything, show, show_own_leaves, traces};
+pub use traces::{Keep, Kept, hide_everything, hide_obstacles, show, show_own_leaves, traces};
 
 use arbiter::{CounterId, CounterSet, PcrUnit, PerKind, abi};
 

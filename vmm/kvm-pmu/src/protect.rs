@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
 use crate::memory::GuestBytes;
-use crate::sys::{protect_page, unnamed_file};
+use crate::sys::{SharedMemory, protect_page, unnamed_file};
 use crate::trap::PatchRefusal;
 
 /// What a VMM offers so that the guest's #GP handler can be patched: memory that is
@@ -82,6 +82,16 @@ impl ProtectPages for TwiceMapped {
 
     fn bytes(&self) -> &dyn GuestBytes {
         &self.ours
+    }
+}
+
+impl ProtectPages for SharedMemory {
+    fn protect(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
+        self.set_writable(page, writable)
+    }
+
+    fn bytes(&self) -> &dyn GuestBytes {
+        self
     }
 }
 

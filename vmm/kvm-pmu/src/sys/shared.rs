@@ -11,7 +11,6 @@ use vm_memory::{Bytes, VolatileSlice};
 
 use super::memory::PAGE_SIZE;
 use crate::memory::GuestBytes;
-use crate::protect::ProtectPages;
 use crate::trap::PatchRefusal;
 
 /// Why guest memory cannot be mapped again. Its slot then has the VMM's own mapping, and a
@@ -133,6 +132,23 @@ impl SharedMemory {
     /// ([`VmTraps::restore`](crate::VmTraps::restore)).
     pub fn remove(&self, start: u64) {
         self.lock().retain(|region| region.start != start);
+    }
+
+    /// Makes the page at `page` read-only in its slot's mapping, or writable again.
+    pub(crate) fn set_writable(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
+        let regions = self.lock();
+        let region = regions
+            .iter()
+            .find(|one| (one.start..one.end()).contains(&page))
+            .ok_or(PatchRefusal::NotRam)?;
+        let mappings = region.mappings.as_ref();
+        let mappings = mappings.ok_or(PatchRefusal::NoProtection)?;
+        if !page.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(PatchRefusal::Protect(libc::EINVAL));
+        }
+        let offset = usize::try_from(page - region.start).unwrap_or(0);
+        let done = mappings.guest.protect(offset, writable);
+        done.map_err(|error| PatchRefusal::Protect(error.raw_os_error().unwrap_or(0)))
     }
 
     fn insert(
@@ -272,28 +288,6 @@ impl GuestBytes for SharedMemory {
     }
 }
 
-impl ProtectPages for SharedMemory {
-    fn protect(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
-        let regions = self.lock();
-        let region = regions
-            .iter()
-            .find(|one| (one.start..one.end()).contains(&page))
-            .ok_or(PatchRefusal::NotRam)?;
-        let mappings = region.mappings.as_ref();
-        let mappings = mappings.ok_or(PatchRefusal::NoProtection)?;
-        if !page.is_multiple_of(PAGE_SIZE as u64) {
-            return Err(PatchRefusal::Protect(libc::EINVAL));
-        }
-        let offset = usize::try_from(page - region.start).unwrap_or(0);
-        let done = mappings.guest.protect(offset, writable);
-        done.map_err(|error| PatchRefusal::Protect(error.raw_os_error().unwrap_or(0)))
-    }
-
-    fn bytes(&self) -> &dyn GuestBytes {
-        self
-    }
-}
-
 impl fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let regions = self.lock();
@@ -342,14 +336,20 @@ mod tests {
         assert!(memory.read(0x1ffd, &mut read) && read == [0, 1, 2, 3]);
         assert_eq!(*wrote.lock().unwrap(), [(0x1ffe, 3)]);
         // Read-only for the guest, not for us.
-        memory.protect(0x1000, false).unwrap();
+        memory.set_writable(0x1000, false).unwrap();
         assert!(memory.write(0x1000, &[7]) && byte(low + 0x1000) == 7);
-        memory.protect(0x1000, true).unwrap();
-        assert_eq!(memory.protect(0x3000, false), Err(PatchRefusal::NotRam));
+        memory.set_writable(0x1000, true).unwrap();
+        assert_eq!(
+            memory.set_writable(0x3000, false),
+            Err(PatchRefusal::NotRam)
+        );
         let odd = Err(PatchRefusal::Protect(libc::EINVAL));
-        assert_eq!(memory.protect(0x1800, false), odd);
+        assert_eq!(memory.set_writable(0x1800, false), odd);
         memory.remove(0x2000);
-        assert_eq!(memory.protect(0x2000, false), Err(PatchRefusal::NotRam));
+        assert_eq!(
+            memory.set_writable(0x2000, false),
+            Err(PatchRefusal::NotRam)
+        );
         assert!(!memory.read(0x1ffd, &mut read));
     }
 
@@ -368,7 +368,10 @@ mod tests {
             error.starts_with("guest memory at 0x0 cannot be mapped again: "),
             "{error}"
         );
-        assert_eq!(memory.protect(0, false), Err(PatchRefusal::NoProtection));
+        assert_eq!(
+            memory.set_writable(0, false),
+            Err(PatchRefusal::NoProtection)
+        );
         let file = unnamed_file(0x4000).unwrap();
         let at = |range| memory.add(range, (file.as_fd(), 0));
         assert_eq!(
