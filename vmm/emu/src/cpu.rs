@@ -497,7 +497,7 @@ impl Cpu {
             let left = self.core.left - i64::from(block.count);
             let mut part = None;
             let ops = if left >= floor {
-                add(&mut self.core.lanes, block.sum);
+                add(&mut self.core.lanes, &block.sum);
                 self.core.state.rip = block.rip().wrapping_add(u64::from(block.len));
                 self.core.left = left;
                 self.blocks.quick(block)
@@ -838,11 +838,9 @@ fn run_ops<'a>(core: &mut Core, ops: &'a [Op]) -> Option<(&'a Op, Trap)> {
 }
 
 #[inline(always)]
-fn add(lanes: &mut [u16; LANES], sum: [u16; LANES]) {
-    // It is a copy: of what the lanes may overlap, each would be read and written by itself.
-    for (lane, sum) in lanes.iter_mut().zip(sum) {
-        *lane = lane.wrapping_add(sum);
-    }
+fn add(lanes: &mut [u16; LANES], sum: &[u16; LANES]) {
+    // All are read before one is written: with what might overlap each would be added by itself.
+    *lanes = std::array::from_fn(|lane| lanes[lane].wrapping_add(sum[lane]));
 }
 
 fn take(lanes: &mut [u16; LANES], vector: [u8; LANES], change: fn(u16, u16) -> u16) {

@@ -2,7 +2,9 @@
 //! pairs of instructions are one operation. Whoever runs a part of a block, or only one
 //! instruction, runs it as it was decoded.
 
-use crate::insn::{K, Pick, Sets, form, kinds};
+use crate::insn::form::{RI, RR};
+use crate::insn::kinds::{CMP, TEST};
+use crate::insn::{K, Pick, Sets};
 use crate::op::{Op, PAIR};
 
 /// The operations for a block of these, if they differ.
@@ -26,7 +28,7 @@ fn silence(ops: &mut [Op]) -> bool {
             }
             // One that sets some of them is a reader of the others if it is seen itself.
             seen &= sets == Sets::Some;
-        } else if compares(op.k).is_some() || multiplies(op.k) {
+        } else if overwrites(op.k) {
             seen = false;
         } else if !moves(op.k) {
             seen = true;
@@ -72,18 +74,9 @@ fn moved(mov: &Op, op: &Op) -> Option<Op> {
 }
 
 fn branched(compare: &Op, branch: &Op) -> Option<Op> {
-    let (pick, width) = compares(compare.k)?;
+    let both = compares(compare.k)?;
     let branches = Pick::Jcc().conditions()?;
     let condition = branches.iter().position(|k| *k == branch.k)?;
-    let Pick::Alu(operation, operands) = pick else {
-        return None;
-    };
-    let both = match width {
-        0 => Pick::Compare8(operation, operands),
-        2 => Pick::Compare32(operation, operands),
-        3 => Pick::Compare64(operation, operands),
-        _ => return None,
-    };
     let mut pair = *compare;
     pair.k = both.conditions()?[condition];
     pair.disp = i32::try_from(branch.imm.cast_signed()).ok()?;
@@ -91,23 +84,41 @@ fn branched(compare: &Op, branch: &Op) -> Option<Op> {
     Some(pair)
 }
 
-/// A comparison of registers, or of one and an immediate, and its width by number.
-fn compares(k: K) -> Option<(Pick, usize)> {
-    kinds::COMPARISONS.iter().find_map(|operation| {
-        [form::RR, form::RI].into_iter().find_map(|operands| {
-            let pick = Pick::Alu(*operation, operands);
-            let width = pick.widths()?.iter().position(|one| *one == k)?;
-            Some((pick, width))
-        })
+/// A comparison of registers, or of one and an immediate: what it is with a branch behind it.
+fn compares(k: K) -> Option<Pick> {
+    Some(match k {
+        K::CmpRi8 => Pick::Compare8(CMP, RI),
+        K::TestRr8 => Pick::Compare8(TEST, RR),
+        K::TestRi8 => Pick::Compare8(TEST, RI),
+        K::CmpRr32 => Pick::Compare32(CMP, RR),
+        K::CmpRi32 => Pick::Compare32(CMP, RI),
+        K::TestRr32 => Pick::Compare32(TEST, RR),
+        K::TestRi32 => Pick::Compare32(TEST, RI),
+        K::CmpRr64 => Pick::Compare64(CMP, RR),
+        K::CmpRi64 => Pick::Compare64(CMP, RI),
+        K::TestRr64 => Pick::Compare64(TEST, RR),
+        _ => return None,
     })
 }
 
-/// It sets all flags, and cannot fault.
-fn multiplies(k: K) -> bool {
-    matches!(
-        k,
-        K::Imul2Rr16 | K::Imul2Rr32 | K::Imul2Rr64 | K::Imul3Rr16 | K::Imul3Rr32 | K::Imul3Rr64
-    )
+/// It sets all flags, knows of none, and cannot fault.
+fn overwrites(k: K) -> bool {
+    compares(k).is_some()
+        || matches!(
+            k,
+            K::CmpRr8
+                | K::CmpRr16
+                | K::CmpRi16
+                | K::TestRr16
+                | K::TestRi16
+                | K::TestRi64
+                | K::Imul2Rr16
+                | K::Imul2Rr32
+                | K::Imul2Rr64
+                | K::Imul3Rr16
+                | K::Imul3Rr32
+                | K::Imul3Rr64
+        )
 }
 
 /// It knows of no flags, and cannot fault.

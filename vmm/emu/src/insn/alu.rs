@@ -12,8 +12,8 @@ pub(super) const SBB: u8 = 3;
 pub(super) const AND: u8 = 4;
 pub(super) const SUB: u8 = 5;
 pub(super) const XOR: u8 = 6;
-pub(super) const CMP: u8 = 7;
-pub(super) const TEST: u8 = 8;
+pub(crate) const CMP: u8 = 7;
+pub(crate) const TEST: u8 = 8;
 
 pub(super) const INC: u8 = 0;
 pub(super) const DEC: u8 = 1;

@@ -4,6 +4,8 @@ use iced_x86::Mnemonic;
 
 use super::{alu, muldiv, shift};
 
+pub(crate) use super::alu::{CMP, TEST};
+
 /// Operations on two values by mnemonic.
 pub(crate) fn binary_of(mnemonic: Mnemonic) -> Option<u8> {
     Some(match mnemonic {
@@ -19,9 +21,6 @@ pub(crate) fn binary_of(mnemonic: Mnemonic) -> Option<u8> {
         _ => return None,
     })
 }
-
-/// Those of them that leave nothing but flags.
-pub(crate) const COMPARISONS: [u8; 2] = [alu::CMP, alu::TEST];
 
 pub(crate) fn shift_of(mnemonic: Mnemonic) -> Option<u8> {
     Some(match mnemonic {
