@@ -112,7 +112,7 @@ impl OneCpu {
         let source = SimBackend::of(&clocks);
         let tells = model.cpuid(|request| source.plan(request).is_ok());
         let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-        let leaves = cpuid::merge(supported.as_slice(), Some(&tells));
+        let (leaves, _) = cpuid::merge(supported.as_slice(), Some(&tells), &[]);
         vcpu.fd().set_cpuid2(&platform(leaves)?)?;
         if let Some(saved) = saved {
             saved.vcpu.restore(&vm, &vcpu)?;
@@ -128,7 +128,7 @@ impl OneCpu {
         let mut parts = KvmPmuParts::new(logical, tsc_khz);
         parts.traps = VmTraps::new(TrapPlan::default(), Some(pages));
         let traps = parts.traps.clone();
-        let pmu = KvmPmu::new(&vcpu, parts);
+        let pmu = KvmPmu::new(&vcpu, parts)?;
         let chip = match saved {
             None => SmallIoApic::new(),
             Some(saved) => {
