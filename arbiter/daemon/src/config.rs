@@ -13,6 +13,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use cgroups::CgroupRule;
+pub(crate) use cgroups::hierarchies;
 
 use crate::audit::AuditConfig;
 use crate::scrape::MetricsAddress;
@@ -169,6 +170,8 @@ pub(crate) struct Members {
     pub(crate) operator: bool,
     /// Whether the arbiter opens perf events for them.
     pub(crate) opens_events: bool,
+    /// Whether its users may ask for leases of control groups that are others'.
+    pub(crate) for_others: bool,
 }
 
 /// What the service needs to know.
@@ -182,6 +185,8 @@ pub struct ArbiterConfig {
     pub(crate) members: Vec<Members>,
     /// How long holders have to come back after a restart.
     pub claim_window: Nanos,
+    /// How long a control group that has a lease may be empty before something runs in it.
+    pub arrive: Nanos,
     /// Most connections of a user.
     pub connections_per_user: usize,
     /// Most calls of a user in a second; what is more waits.
@@ -221,6 +226,7 @@ impl Default for ArbiterConfig {
                 ..Members::default()
             }],
             claim_window: Nanos(10_000_000_000),
+            arrive: Nanos(10_000_000_000),
             connections_per_user: 256,
             requests_per_second: 20_000,
             state: None,

@@ -2,8 +2,8 @@
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    Change, CounterKind, CpuSet, Demand, HostArbiter, Lease, LeaseId, LeaseScope, PmuId, Refusal,
-    Scope, Terms, ThreadId, Waits,
+    Asker, Change, CounterKind, CpuSet, Demand, Group, HostArbiter, Lease, LeaseId, LeaseScope,
+    PmuId, Refusal, Scope, Terms, ThreadId, Waits,
 };
 use umpire_lease as wire;
 
@@ -24,8 +24,13 @@ const MOST_LIST: usize = 4096;
 /// What is wrong with a request before anything is decided.
 pub(crate) struct Wrong(pub(crate) String);
 
-/// Which threads the numbers of a request mean.
-pub(crate) type ThreadsOf<'a> = &'a mut dyn FnMut(&[u32]) -> Result<Vec<ThreadId>, String>;
+/// What the names in a request mean. Each error is one line.
+pub(crate) trait Means {
+    /// The threads of these numbers.
+    fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String>;
+    /// The control group of this path, which may be leased for whom the request is.
+    fn group(&mut self, path: &str) -> Result<Group, String>;
+}
 
 /// The terms of a request.
 pub(crate) fn terms(
@@ -33,7 +38,7 @@ pub(crate) fn terms(
     arbiter: &HostArbiter,
     tenant: arbiter_host::TenantId,
     request: &wire::Request,
-    threads: ThreadsOf<'_>,
+    means: &mut dyn Means,
 ) -> Result<Terms, Wrong> {
     let demands = demands(config, arbiter, &request.counters)?;
     let at_least = match request.at_least {
@@ -51,7 +56,7 @@ pub(crate) fn terms(
             .parse::<CpuSet>()
             .map_err(|error| Wrong(format!("cpus '{text}': {error}")))?,
     };
-    let scope = scope(request, threads)?;
+    let scope = scope(request, means)?;
     if let Scope::Thread(threads) = &scope
         && threads.len() * cpus.len() > MOST_THREADS_TIMES_CPUS
     {
@@ -98,19 +103,36 @@ fn demands(
     Ok(demands)
 }
 
-fn scope(request: &wire::Request, threads: ThreadsOf<'_>) -> Result<Scope, Wrong> {
+fn scope(request: &wire::Request, means: &mut dyn Means) -> Result<Scope, Wrong> {
+    if request.scope != Some(LeaseScope::Cgroup) {
+        let others = [request.for_uid, request.for_gid]
+            .iter()
+            .any(Option::is_some);
+        if others || request.cgroup.is_some() {
+            let what = "cgroup, for_uid and for_gid are for scope cgroup";
+            return Err(Wrong(what.to_owned()));
+        }
+    }
     match (&request.scope, &request.threads) {
+        (Some(LeaseScope::Cgroup), None) => {
+            let path = request.cgroup.as_deref();
+            let path = path.ok_or_else(|| Wrong("scope cgroup: name the cgroup".to_owned()))?;
+            means.group(path).map(Scope::Group).map_err(Wrong)
+        }
+        (Some(LeaseScope::Cgroup), Some(_)) => Err(Wrong(
+            "threads were named; ask with scope thread".to_owned(),
+        )),
         (None | Some(LeaseScope::Cpu), None) => Ok(Scope::Cpu),
         (None | Some(LeaseScope::Cpu), Some(_)) => Err(Wrong(
             "threads were named; ask with scope thread".to_owned(),
         )),
         (Some(LeaseScope::Thread), numbers) => {
             let numbers = numbers.as_deref().unwrap_or_default();
-            Ok(Scope::Thread(threads_of(numbers, threads)?))
+            Ok(Scope::Thread(threads_of(numbers, means)?))
         }
-        (Some(other @ LeaseScope::Other(_)), _) => {
-            Err(Wrong(format!("scope '{other}': give cpu or thread")))
-        }
+        (Some(other @ LeaseScope::Other(_)), _) => Err(Wrong(format!(
+            "scope '{other}': give cpu, thread or cgroup"
+        ))),
     }
 }
 
@@ -126,7 +148,7 @@ fn waits(ms: Option<i64>) -> Result<Waits, Wrong> {
 }
 
 /// The threads of a request, each once.
-fn threads_of(numbers: &[u32], threads: ThreadsOf<'_>) -> Result<Vec<ThreadId>, Wrong> {
+fn threads_of(numbers: &[u32], means: &mut dyn Means) -> Result<Vec<ThreadId>, Wrong> {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();
     numbers.dedup();
@@ -135,7 +157,7 @@ fn threads_of(numbers: &[u32], threads: ThreadsOf<'_>) -> Result<Vec<ThreadId>, 
             "a lease is for {MOST_THREADS} threads at most"
         )));
     }
-    let mut threads = threads(&numbers).map_err(Wrong)?;
+    let mut threads = means.threads(&numbers).map_err(Wrong)?;
     threads.sort_unstable();
     Ok(threads)
 }
@@ -251,7 +273,7 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     let terms = &lease.terms;
     let tenant = arbiter.policy().tenant(lease.owner.tenant);
     let threads = match &terms.scope {
-        Scope::Cpu => None,
+        Scope::Cpu | Scope::Group(_) => None,
         Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.number).collect()),
     };
     wire::Lease {
@@ -287,10 +309,28 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     }
 }
 
+/// The control group of a lease for the wire, if it is of one.
+pub(crate) fn group(arbiter: &HostArbiter, lease: &Lease) -> Option<wire::LeasedGroup> {
+    let group = lease.terms.scope.group()?;
+    let tenant = |by: &Asker| {
+        let tenant = arbiter.policy().tenant(by.tenant);
+        tenant.map(|tenant| tenant.name.clone()).unwrap_or_default()
+    };
+    Some(wire::LeasedGroup {
+        lease: lease.id.0,
+        uid: lease.owner.uid,
+        path: group.path.clone(),
+        number: group.id.0,
+        by_tenant: lease.owner.by.as_ref().map(tenant),
+        by_uid: lease.owner.by.map(|by| by.uid),
+    })
+}
+
 /// A refusal for the wire.
 pub(crate) fn refusal(arbiter: &HostArbiter, refusal: &Refusal) -> wire::Refusal {
     let by: &[LeaseId] = match refusal {
-        Refusal::Held { by, .. } => by,
+        Refusal::Held { by, .. } | Refusal::GroupsBelow { by } => by,
+        Refusal::BeyondGroup { above, .. } => above.as_slice(),
         Refusal::Behind { lease } | Refusal::Wanted { by: lease } => std::slice::from_ref(lease),
         _ => &[],
     };

@@ -44,7 +44,8 @@ const EVENTS: u64 = 5;
 const OPENED: u64 = 6;
 const THREADS: u64 = 7;
 const REREAD: u64 = 8;
-const FIRST: u64 = 9;
+const GROUPS: u64 = 9;
+const FIRST: u64 = 10;
 /// Calls that look at everything count as so many.
 const DEAR: u64 = 50;
 /// An explanation plays the request through on a copy of all that there is.
@@ -189,6 +190,7 @@ impl Arbiterd {
             REREAD => self.take_configuration(),
             SIGHTS => self.see(),
             THREADS => self.desk.hear_threads(),
+            GROUPS => self.desk.hear_groups(now()),
             METRICS => self.accept_scrapers(),
             scraper if self.scrapers.as_ref().is_some_and(|all| all.has(scraper)) => {
                 self.scrape(scraper);
@@ -520,7 +522,7 @@ impl Arbiterd {
             .charge(client.uid, threads.unwrap_or(0) as u64, now);
         let method = request.method.rsplit('.').next();
         let dear = match method {
-            Some("List" | "Who") => DEAR,
+            Some("List" | "Groups" | "Who") => DEAR,
             Some("Explain") => DEARER,
             _ => 0,
         };

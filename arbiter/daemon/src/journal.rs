@@ -194,6 +194,8 @@ pub(crate) mod tests {
             cpus: "0-3".into(),
             threads: Some(vec![9, 12]),
             started: Some(vec![345, 678]),
+            group: None,
+            by: None,
             guaranteed: true,
             priority: 3,
             preemptible: false,

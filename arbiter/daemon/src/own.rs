@@ -16,7 +16,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, LeaseId, Outcome, PmuId, Reason, Scope,
+    BootTime, Caller, Change, CpuSet, Group, HostArbiter, LeaseId, Outcome, PmuId, Reason, Scope,
     TenantId, Terms, ThreadId, What,
 };
 use rustix::event::{EventfdFlags, eventfd};
@@ -24,7 +24,7 @@ use umpire_lease::{self as wire, CallError, Kept, Leases, News};
 use umpire_service::raise_open_files;
 
 use crate::config::{ArbiterConfig, PmuConfig};
-use crate::convert::{self, Wrong};
+use crate::convert::{self, Means, Wrong};
 use crate::event_loop::{ServeError, failed, now};
 use crate::host::HostFiles;
 use crate::peer::Client;
@@ -182,6 +182,21 @@ impl Leases for OwnLeases {
     }
 }
 
+/// What a request of this process means.
+struct OfThisProcess;
+
+impl Means for OfThisProcess {
+    /// All are of this process, which ends before its numbers mean another.
+    fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String> {
+        let thread = |&number: &u32| ThreadId { number, started: 0 };
+        Ok(numbers.iter().map(thread).collect())
+    }
+
+    fn group(&mut self, _: &str) -> Result<Group, String> {
+        Err("control groups have leases of the host's arbiter alone (umpire arbiterd)".to_owned())
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -270,11 +285,8 @@ impl State {
         };
         let owner = owner(&self.arbiter, &calling, request);
         let owner = owner.map_err(|denial| self.refused(denial))?;
-        // All are of this process, which ends before its numbers mean another.
-        let thread = |&number: &u32| ThreadId { number, started: 0 };
-        let mut threads = |numbers: &[u32]| Ok(numbers.iter().map(thread).collect());
         let (config, arbiter) = (&self.config, &self.arbiter);
-        let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
+        let terms = convert::terms(config, arbiter, owner.tenant, request, &mut OfThisProcess);
         let terms = terms.map_err(|Wrong(what)| self.refused(Denial::wrong(what)))?;
         Ok((owner, terms))
     }

@@ -194,7 +194,7 @@ impl Client {
     /// Whether a thread is one of its user's.
     fn owns(&self, task: &Task) -> bool {
         // Real, effective, saved, and of file accesses.
-        self.has_user() && task.uids.iter().all(|uid| *uid == self.uid)
+        self.has_user() && task.is_of(self.uid, None)
     }
 
     /// Whether a thread is one of its process, and of its user.

@@ -13,6 +13,7 @@ mod events;
 mod introspect;
 mod kept;
 mod listeners;
+mod means;
 mod outbox;
 mod outsiders;
 mod said;
@@ -26,15 +27,16 @@ use std::path::Path;
 use crate::budget::Holders;
 use arbiter::Nanos;
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, Lease, LeaseId, Outcome, Owner, Place, Reason,
-    Refusal, Terms, ThreadId,
+    BootTime, Caller, Cause, Change, CpuSet, Group, HostArbiter, Lease, LeaseId, Outcome, Owner,
+    Place, Reason, Refusal, Terms, ThreadId,
 };
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
 use varlink::Request;
 
 use crate::config::{ArbiterConfig, WATCHDOG};
-use crate::convert::{self, Wrong};
+use crate::convert::{self, Means, Wrong};
+use crate::groups;
 use crate::journal::{Barred, Entry, Stored};
 use crate::metrics::{InUse, Metrics};
 use crate::peer::Client;
@@ -46,6 +48,7 @@ pub(crate) use call::{Called, Calling, Method, owner};
 pub(crate) use events::{Allowed, Having, NoEvent, Told};
 use kept::Kept;
 use listeners::{Listener, Listeners, Tells};
+use means::Meant;
 pub(crate) use outbox::Output;
 use outsiders::{Beside, Outsiders};
 pub(crate) use said::Denial;
@@ -212,10 +215,22 @@ impl Service {
         self.book.hold_due(after);
     }
 
-    /// A connection has ended, and with it the leases that it had.
+    /// A connection has ended, and with it the leases that it had. What a control group holds is
+    /// the group's.
     pub(crate) fn gone(&mut self, connection: ConnectionId, now: BootTime) {
         for id in self.listeners.gone(connection) {
-            self.book.gone(id, now);
+            let lease = self.arbiter().lease(id).filter(|lease| lease.holds > 0);
+            if lease.is_none_or(|lease| lease.terms.scope.group().is_none()) {
+                self.book.gone(id, now);
+            }
+        }
+        self.settle();
+    }
+
+    /// Leases have ended with what ran in their control groups.
+    pub(crate) fn groups_ended(&mut self, ended: &groups::Ended, now: BootTime) {
+        for (&id, &why) in ended {
+            self.book.end_now(&[id], why, now);
         }
         self.settle();
     }
@@ -341,12 +356,14 @@ impl Service {
             Call::List => Said::Leases(wire::ListOut {
                 leases: shown::visible(self.arbiter(), &calling.tenants, calling.viewer()),
             }),
+            Call::Groups => Said::Groups(wire::GroupsOut {
+                groups: shown::groups(self.arbiter(), &calling.tenants, calling.viewer()),
+            }),
             Call::Who(wire::WhoIn { cpu }) => Said::Who(self.who(cpu, calling.viewer())?),
             Call::Explain(request) => {
                 self.kept.grants_from(now)?;
                 self.bars.check(calling.client.uid)?;
-                let owner = call::owner(self.arbiter(), calling, &request)?;
-                let terms = self.terms(calling, &owner, &request)?;
+                let (owner, terms) = self.asked(calling, &request)?;
                 let explained = shown::explained(self.arbiter(), owner, terms, now);
                 Said::Explained(Box::new(calling.viewer().explained(explained)))
             }
@@ -368,8 +385,7 @@ impl Service {
         }
         self.kept.grants_from(calling.now)?;
         self.bars.check(calling.client.uid)?;
-        let owner = call::owner(self.arbiter(), calling, request)?;
-        let terms = self.terms(calling, &owner, request)?;
+        let (owner, terms) = self.asked(calling, request)?;
         let (id, waits) = match self.book.request(owner, terms, calling.now)? {
             Outcome::Granted { lease, .. } => (lease, None),
             Outcome::Waits { lease, behind, why } => {
@@ -492,22 +508,27 @@ impl Service {
         Ok(Said::Nothing)
     }
 
-    /// The terms of a request. Its numbers of threads are those of its sender's namespace.
-    fn terms(
+    /// Whose a request is, and its terms. Its numbers of threads are those of its sender's
+    /// namespace.
+    fn asked(
         &mut self,
         calling: &Calling<'_>,
-        owner: &Owner,
         request: &wire::Request,
-    ) -> Result<Terms, Denial> {
-        let (client, operator) = (calling.client, calling.caller.operator);
-        let looks = &mut self.looks;
-        let mut threads = |numbers: &[u32]| {
-            let threads = client.threads(numbers, operator, looks);
-            threads.map_err(|why| why.to_string())
-        };
+    ) -> Result<(Owner, Terms), Denial> {
         let (config, arbiter) = (&self.config, self.book.arbiter());
-        let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
-        terms.map_err(|Wrong(what)| Denial::wrong(what))
+        let (owner, job) = call::owner_or_job(config, arbiter, calling, request)?;
+        self.bars.check(owner.uid)?;
+        let mut means = Meant {
+            client: calling.client,
+            operator: calling.caller.operator,
+            arbiter,
+            root: &config.root,
+            job,
+            looks: &mut self.looks,
+        };
+        let terms = convert::terms(config, arbiter, owner.tenant, request, &mut means);
+        let terms = terms.map_err(|Wrong(what)| Denial::wrong(what))?;
+        Ok((owner, terms))
     }
 
     /// Counts and records a call that was refused.
@@ -778,7 +799,7 @@ impl Service {
         let barred = self.arbiter().leases().filter(barred);
         let barred: Vec<LeaseId> = barred.map(|lease| lease.id).collect();
         if !barred.is_empty() {
-            self.book.bar(&barred, now);
+            self.book.end_now(&barred, Cause::Barred, now);
             self.settle();
         }
     }
@@ -986,6 +1007,19 @@ impl Service {
     }
 }
 
+/// Nobody has asked whose threads could be looked for.
+struct Nothing;
+
+impl Means for Nothing {
+    fn threads(&mut self, _: &[u32]) -> Result<Vec<ThreadId>, String> {
+        Err("threads are not known without an arbiter".to_owned())
+    }
+
+    fn group(&mut self, _: &str) -> Result<Group, String> {
+        Err("control groups are not known without an arbiter".to_owned())
+    }
+}
+
 /// What would become of a request, and what would follow for others.
 ///
 /// # Errors
@@ -997,9 +1031,7 @@ pub fn explain(
     request: &wire::Request,
     now: BootTime,
 ) -> Result<wire::ExplainOut, String> {
-    // Nobody has asked whose threads could be looked for.
-    let mut threads = |_: &[u32]| Err("threads are not known without an arbiter".to_owned());
-    let terms = convert::terms(config, arbiter, owner.tenant, request, &mut threads);
+    let terms = convert::terms(config, arbiter, owner.tenant, request, &mut Nothing);
     let terms = terms.map_err(|wrong| wrong.0)?;
     Ok(shown::explained(arbiter, owner, terms, now))
 }

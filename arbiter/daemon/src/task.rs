@@ -20,6 +20,8 @@ pub(crate) struct Task {
     pub(crate) process: u32,
     /// Its users: real, effective, saved, and that of file accesses.
     pub(crate) uids: Vec<u32>,
+    /// The same of its groups of users.
+    pub(crate) gids: Vec<u32>,
     /// Its number in its own PID namespace, if that is not this process's.
     pub(crate) inner: Option<u32>,
     /// It is ending, or runs no more and has its number until somebody has asked how it ended.
@@ -41,6 +43,12 @@ impl Task {
             Err(error) if is_none(&error) => Ok(None),
             task => task.map(Some),
         }
+    }
+
+    /// Whether it is of that user, and of that group of users, in each way.
+    pub(crate) fn is_of(&self, uid: u32, gid: Option<u32>) -> bool {
+        let has_group = |gid| self.gids.iter().all(|own| *own == gid);
+        self.uids.iter().all(|own| *own == uid) && gid.is_none_or(has_group)
     }
 
     /// The numbers of a process's threads, here and in their own PID namespace.
@@ -81,11 +89,13 @@ impl Task {
         let started = parsed(fields.nth(12)?)?;
         let numbers =
             |name| line(status, name).map(|line| words(line).filter_map(parsed).collect());
-        let uids: Vec<u32> = numbers("Uid:")?;
+        let four =
+            |name| -> Option<Vec<u32>> { numbers(name).filter(|ids: &Vec<u32>| ids.len() == 4) };
         Some(Task {
             id: ThreadId { number, started },
             process: numbers("Tgid:")?.first().copied()?,
-            uids: Some(uids).filter(|uids| uids.len() == 4)?,
+            uids: four("Uid:")?,
+            gids: four("Gid:")?,
             inner: inner(status),
             ended: matches!(state, b"Z" | b"X") || flags & EXITING != 0,
         })

@@ -103,7 +103,7 @@ impl Threads {
     fn follow_lease(&mut self, service: &Service, id: LeaseId) {
         let lease = service.arbiter().lease(id);
         let now = lease.map_or(&[][..], |lease| match &lease.terms.scope {
-            Scope::Cpu => &[],
+            Scope::Cpu | Scope::Group(_) => &[],
             Scope::Thread(threads) => threads,
         });
         let before = self.of_lease.get(&id).map_or(&[][..], Vec::as_slice);
@@ -309,6 +309,7 @@ mod tests {
             uid: 7,
             pid: 1,
             label: String::new(),
+            by: None,
         };
         let terms = Terms {
             demands: vec![Demand {

@@ -61,6 +61,7 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
                 lease.0
             )
         }
+        Refusal::GroupsBelow { .. } | Refusal::BeyondGroup { .. } => of_groups(refusal),
         Refusal::NoSuchLease => {
             "there is no such lease, or it has ended; see: umpire leases".to_owned()
         }
@@ -100,6 +101,29 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
         | Refusal::OwnQueueFull { .. }
         | Refusal::TooManySets { .. }
         | Refusal::OverMaximum { .. } => of_policy(refusal),
+    }
+}
+
+/// Of a control group in another.
+fn of_groups(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::GroupsBelow { by } => format!(
+            "control groups below it have leases, or wait for them (lease {}); ask for the outer \
+             one first, or give those back",
+            leases(by)
+        ),
+        Refusal::BeyondGroup {
+            cpu,
+            above: Some(id),
+        } => format!(
+            "it would be taken out of lease {}, of a control group above it, which does not hold \
+             so much on CPU {cpu}",
+            id.0
+        ),
+        Refusal::BeyondGroup { cpu, above: None } => format!(
+            "the lease of a control group above it is not for CPU {cpu}; ask for CPUs of that one"
+        ),
+        other => other.reason().to_string(),
     }
 }
 
@@ -202,6 +226,11 @@ pub(crate) fn because(cause: Cause) -> String {
         Cause::Released => "its holder gave it back".to_owned(),
         Cause::HolderGone => "its holder's connection ended".to_owned(),
         Cause::ThreadsEnded => "its threads have ended".to_owned(),
+        Cause::GroupEmpty => "nothing runs in its control group any more".to_owned(),
+        Cause::NobodyCame => "nothing came to run in its control group in time".to_owned(),
+        Cause::AboveEnded => {
+            "the lease of a control group above it has ended, or holds less than it".to_owned()
+        }
         Cause::TimedOut => "it waited for as long as it said".to_owned(),
         Cause::Unclaimed => {
             "its holder did not come back after the arbiter had started anew".to_owned()

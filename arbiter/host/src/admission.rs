@@ -119,7 +119,8 @@ pub(crate) fn names_few_sets<'a>(
     Ok(())
 }
 
-/// Whether the lease is of the caller's user, and of the tenant for which it speaks. A
+/// Whether the lease is of the caller's user, and of the tenant for which it speaks, or was
+/// asked for by these. A
 /// tenant that has no members any more is told by the user alone.
 pub(crate) fn is_own(lease: &Lease, by: Caller, policy: &HostPolicy) -> bool {
     let owner = &lease.owner;
@@ -127,6 +128,9 @@ pub(crate) fn is_own(lease: &Lease, by: Caller, policy: &HostPolicy) -> bool {
         .tenant(owner.tenant)
         .is_none_or(|tenant| tenant.retired);
     by.uid == owner.uid && (retired || by.tenant == owner.tenant)
+        || owner
+            .by
+            .is_some_and(|asker| asker.uid == by.uid && asker.tenant == by.tenant)
 }
 
 /// Whether a caller may take the lease from its owner.

@@ -1,11 +1,12 @@
 //! The book of leases: which there are, who waits, who leaves, and what is due when. Each
 //! change of a lease goes through it, so that these agree.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::Nanos;
 
-use super::ids::{BootTime, LeaseId, TenantId, ThreadId};
+use super::ids::{BootTime, GroupId, LeaseId, TenantId, ThreadId};
 use super::lease::{Departure, Lease, Owner};
 use super::terms::Terms;
 
@@ -18,6 +19,9 @@ pub(crate) struct Book {
     /// Those of whose counters somebody outside has some.
     broken: BTreeSet<LeaseId>,
     due: BTreeSet<(BootTime, LeaseId)>,
+    /// Those of each control group, and those of the groups below each.
+    of_group: BTreeMap<GroupId, BTreeSet<LeaseId>>,
+    below: BTreeMap<GroupId, BTreeSet<LeaseId>>,
     /// Who begins to wait is patient for so long.
     patience: Nanos,
     next: u64,
@@ -32,6 +36,8 @@ impl Book {
             leaving: BTreeSet::new(),
             broken: BTreeSet::new(),
             due: BTreeSet::new(),
+            of_group: BTreeMap::new(),
+            below: BTreeMap::new(),
             patience,
             next: 1,
             arrivals: 0,
@@ -84,6 +90,22 @@ impl Book {
 
     pub(crate) fn broken(&self) -> &BTreeSet<LeaseId> {
         &self.broken
+    }
+
+    /// The control groups of all.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupId> {
+        self.of_group.keys().copied()
+    }
+
+    /// Those of a control group, also those that wait.
+    pub(crate) fn of_group(&self, group: GroupId) -> impl Iterator<Item = LeaseId> {
+        self.of_group.get(&group).into_iter().flatten().copied()
+    }
+
+    /// Those of the groups below a control group, the newest first.
+    pub(crate) fn below(&self, group: GroupId) -> impl Iterator<Item = LeaseId> {
+        let below = self.below.get(&group).into_iter();
+        below.flat_map(|all| all.iter().rev()).copied()
     }
 
     /// What is due first, and for which lease.
@@ -186,11 +208,30 @@ impl Book {
         if let Some(at) = lease.next_due(self.patience) {
             self.due.remove(&(at, id));
         }
+        if let Some(group) = lease.terms.scope.group() {
+            let leave = |index: &mut BTreeMap<GroupId, BTreeSet<LeaseId>>, group: GroupId| {
+                if let Entry::Occupied(mut those) = index.entry(group) {
+                    those.get_mut().remove(&id);
+                    if those.get().is_empty() {
+                        those.remove();
+                    }
+                }
+            };
+            leave(&mut self.of_group, group.id);
+            let above = group.above.iter();
+            above.for_each(|above| leave(&mut self.below, *above));
+        }
         Some(lease)
     }
 
     fn insert(&mut self, lease: Lease) {
         let id = lease.id;
+        if let Some(group) = lease.terms.scope.group() {
+            self.of_group.entry(group.id).or_default().insert(id);
+            for above in &group.above {
+                self.below.entry(*above).or_default().insert(id);
+            }
+        }
         self.leases.insert(id, lease);
         self.change(id, |_| ());
     }

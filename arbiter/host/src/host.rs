@@ -15,14 +15,14 @@ use arbiter::{CounterSet, Nanos, PerKind};
 use super::admission;
 use super::book::Book;
 use super::cpus::CpuSet;
-use super::ids::{BootTime, HostPmu, LeaseId, Place, PmuId, ThreadId};
+use super::ids::{BootTime, GroupId, HostPmu, LeaseId, Place, PmuId, ThreadId};
 use super::lease::{Caller, Cause, Change, Departure, Due, Lease, Owner};
 use super::policy::{HostPolicy, HostPolicyError};
 use super::preempt::{Trial, rivals};
 use super::queue;
 use super::refusal::Refusal;
 use super::room::Room;
-use super::terms::{Scope, Terms, Waits};
+use super::terms::{Group, Scope, Terms, Waits};
 use super::usage::Usage;
 
 /// What one call does at most of what is due, for each lease, and besides: several times
@@ -97,6 +97,11 @@ impl HostArbiter {
     /// One lease.
     pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
         self.book.get(id)
+    }
+
+    /// The control groups that have leases, or wait for some.
+    pub fn leased_groups(&self) -> impl Iterator<Item = GroupId> {
+        self.book.groups()
     }
 
     /// The number that the next lease gets.
@@ -324,11 +329,12 @@ impl HostArbiter {
         }
     }
 
-    /// Ends leases at once: their user has counted on after another had ended.
-    pub fn bar(&mut self, ids: &[LeaseId], now: BootTime, out: &mut Vec<Change>) {
+    /// Ends leases at once, for something that the caller has seen: [`Cause::Barred`],
+    /// [`Cause::GroupEmpty`] or [`Cause::NobodyCame`].
+    pub fn end_now(&mut self, ids: &[LeaseId], why: Cause, now: BootTime, out: &mut Vec<Change>) {
         self.advance(now, out);
         for &id in ids {
-            self.end(id, Cause::Barred, out);
+            self.end(id, why, out);
         }
         self.go_on(out);
     }
@@ -554,6 +560,11 @@ impl HostArbiter {
         let tenant = tenant.filter(|tenant| !tenant.retired);
         let tenant = tenant.ok_or(Refusal::UnknownTenant)?;
         admission::allowed(tenant, terms, self.online())?;
+        let below = terms.scope.group().map(|group| self.book.below(group.id));
+        let by: Vec<LeaseId> = below.into_iter().flatten().collect();
+        if !by.is_empty() {
+            return Err(Refusal::GroupsBelow { by });
+        }
         let own = self.book.all();
         let own = own.filter(|lease| lease.owner.tenant == owner.tenant);
         let own = own.flat_map(|lease| &lease.terms.demands);
@@ -568,7 +579,7 @@ impl HostArbiter {
     /// Whether the request would be possible if nobody held anything, and the least of it
     /// for its tenant.
     fn could_have(&self, owner: &Owner, terms: &Terms) -> Result<(), Refusal> {
-        if let Scope::Thread(_) = terms.scope
+        if terms.scope != Scope::Cpu
             && let Some(pmu) = self.room.not_for_threads(&terms.demands)
         {
             return Err(Refusal::NotForThreads { pmu });
@@ -629,6 +640,7 @@ impl HostArbiter {
     fn grant(&mut self, id: LeaseId, out: &mut Vec<Change>) -> Result<(), Refusal> {
         let lease = self.book.get(id).ok_or(Refusal::NoSuchLease)?;
         admission::is_online(&lease.terms, self.room.online())?;
+        self.above_hold(lease)?;
         let holding = lease.holding();
         let mut short = None;
         for to in (lease.least_more()..=lease.terms.demands.len()).rev() {
@@ -647,20 +659,63 @@ impl HostArbiter {
         }
     }
 
+    /// Whether the control groups above that of a lease hold something, as far as they have
+    /// asked for it: what they do not hold, nobody can be given out of it.
+    fn above_hold(&self, lease: &Lease) -> Result<(), Refusal> {
+        let above = lease
+            .terms
+            .scope
+            .group()
+            .map_or(&[][..], |group| &group.above);
+        let mut waiting = above.iter().filter(|group| !self.room.has_group(**group));
+        let cpu = lease.terms.cpus.iter().next().unwrap_or_default();
+        match waiting.find_map(|group| self.book.of_group(*group).next()) {
+            Some(id) => Err(Refusal::BeyondGroup {
+                cpu,
+                above: Some(id),
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Leaves a lease the first `to` of its demands.
     fn take(&mut self, id: LeaseId, to: usize, why: Cause, out: &mut Vec<Change>) {
         if let Some(lease) = self.book.get(id) {
+            let scope = lease.terms.scope.clone();
             self.room.change(lease.holding(), to);
             self.note(id, to, why, out);
+            self.end_below(&scope, out);
         }
+    }
+
+    /// Leases of the control groups below one end that would have more than that now has.
+    fn end_below(&mut self, scope: &Scope, out: &mut Vec<Change>) {
+        let Some(group) = scope.group() else {
+            return;
+        };
+        let is_leased = self.book.of_group(group.id).next().is_some();
+        let below: Vec<LeaseId> = self.book.below(group.id).collect();
+        for id in below {
+            let lease = self.book.get(id);
+            if lease.is_some_and(|lease| !is_leased || self.is_beyond(lease, group)) {
+                self.end(id, Cause::AboveEnded, out);
+            }
+        }
+    }
+
+    /// Whether a lease below a control group holds more than that has.
+    fn is_beyond(&self, lease: &Lease, above: &Group) -> bool {
+        lease.holds > 0 && (!self.room.has_group(above.id) || self.room.is_beyond(lease.holding()))
     }
 
     fn end(&mut self, id: LeaseId, why: Cause, out: &mut Vec<Change>) {
         if let Some(mut lease) = self.book.remove(id) {
             self.clear(&lease);
             lease.settle(self.now);
+            let scope = lease.terms.scope.clone();
             let lease = Box::new(lease);
             out.push(Change::Ended { lease, why });
+            self.end_below(&scope, out);
         }
     }
 
@@ -699,12 +754,33 @@ impl HostArbiter {
         self.room.counters(&terms.demands[demands], &terms.cpus)
     }
 
+    /// Tells a lease that it will lose something, and those that will lose all with it.
     fn announce(&mut self, id: LeaseId, departure: Departure, out: &mut Vec<Change>) {
-        self.book.announce(id, departure);
-        out.push(Change::Announced {
-            lease: id,
-            departure,
-        });
+        let with = self.leave_with(id, departure);
+        for (lease, departure) in std::iter::once((id, departure)).chain(with) {
+            self.book.announce(lease, departure);
+            out.push(Change::Announced { lease, departure });
+        }
+    }
+
+    /// Leases of the control groups below that of a lease that would have more than is left to
+    /// it, and how they leave.
+    fn leave_with(&mut self, id: LeaseId, departure: Departure) -> Vec<(LeaseId, Departure)> {
+        let Some(lease) = self.book.get(id) else {
+            return Vec::new();
+        };
+        let Some(group) = lease.terms.scope.group() else {
+            return Vec::new();
+        };
+        let holding = lease.holding();
+        self.room.change(holding, departure.to);
+        let below = self.book.below(group.id);
+        let below = below.filter_map(|id| self.book.get(id));
+        let beyond = below.filter(|lease| self.is_beyond(lease, group));
+        let leave = beyond.map(|lease| (lease.id, lease.departs_with(departure)));
+        let leave = leave.collect();
+        self.room.change(holding.with(departure.to), holding.holds);
+        leave
     }
 
     /// What follows after something became free, or the rules changed: those who wait are
@@ -717,8 +793,8 @@ impl HostArbiter {
         self.mark_broken(out);
     }
 
-    /// Serves those who wait. Returns whether their order is another now: one was served that
-    /// others came after whatever their rank.
+    /// Serves those who wait. Returns whether some of them are to be served anew: one was served
+    /// that others came after whatever their rank, or out of which others are given something.
     fn serve_all(&mut self, out: &mut Vec<Change>) -> bool {
         if self.frozen {
             return false;
@@ -735,16 +811,27 @@ impl HostArbiter {
             // Who was told to leave gets no more before it has left.
             let is_served = !is_behind && lease.departure.is_none();
             let is_choosy = queue::is_choosy(lease, &self.policy);
+            let held = lease.holds;
             let blocks = is_served && self.serve(id, out);
             self.book.set_blocks(id, blocks);
             if blocks {
                 blockers.push(id);
             }
-            if is_choosy && !self.book.waits(id) {
+            if is_choosy && !self.book.waits(id) || self.serves_below(id, held) {
                 return true;
             }
         }
         false
+    }
+
+    /// Whether a lease that held so much has got more, and others below its control group wait.
+    fn serves_below(&self, id: LeaseId, held: usize) -> bool {
+        let lease = self.book.get(id).filter(|lease| lease.holds > held);
+        let group = lease.and_then(|lease| lease.terms.scope.group());
+        group.is_some_and(|group| {
+            let mut below = self.book.below(group.id);
+            below.any(|id| self.book.waits(id))
+        })
     }
 
     /// Serves one that waits. Returns whether those behind it may not pass.
@@ -761,6 +848,10 @@ impl HostArbiter {
         let Some(lease) = self.book.get(id).filter(|_| self.book.waits(id)) else {
             return false;
         };
+        // Nobody's leaving gives it what the group above it does not hold.
+        if self.above_hold(lease).is_err() {
+            return false;
+        }
         let rivals = rivals(lease, &self.book, &self.room, &self.policy);
         let at = self.now.after(self.policy.grace);
         let trial = Trial::new(&mut self.room);

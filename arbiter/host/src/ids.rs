@@ -42,6 +42,11 @@ pub struct ThreadId {
     pub started: u64,
 }
 
+/// A control group (version 2) of the host: the kernel's number of it, which it gives to no
+/// other one before the next boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
 /// A PMU of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPmu {

@@ -22,6 +22,15 @@ pub struct Owner {
     pub pid: u32,
     /// A name for people. It authorises nothing.
     pub label: String,
+    /// Who asked for it, if not its owner.
+    pub by: Option<Asker>,
+}
+
+/// Who asked for a lease of somebody else's, and may give commands about it as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    pub tenant: TenantId,
+    pub uid: u32,
 }
 
 /// Who gives a command.
@@ -67,6 +76,12 @@ pub enum Cause {
     HolderGone,
     /// The last of its threads has ended.
     ThreadsEnded,
+    /// Nothing runs in its control group any more.
+    GroupEmpty,
+    /// Nothing came to run in its control group in time.
+    NobodyCame,
+    /// The lease of a control group above its own has ended, or holds less than it.
+    AboveEnded,
     /// It waited for as long as it said.
     TimedOut,
     /// The service came back, and the owner did not claim it in time.
@@ -334,10 +349,12 @@ impl Lease {
         self.until
     }
 
-    /// Is of before a restart: its owner has to claim it by `claim_by`.
+    /// Is of before a restart: its owner has to claim it by `claim_by`. What a control group
+    /// holds is the group's, whoever asked for it: nobody has to come back.
     pub(crate) fn recall(&mut self, now: BootTime, claim_by: BootTime) {
         self.settled = now;
-        self.facts.claim_by = Some(claim_by);
+        let is_groups = self.terms.scope.group().is_some() && self.holds > 0;
+        self.facts.claim_by = (!is_groups).then_some(claim_by);
         // Its owner could not renew it while nobody was there.
         self.facts.until = self.until.map(|until| until.max(claim_by));
     }
@@ -354,7 +371,7 @@ impl Lease {
     /// Is for the threads that have not ended. Returns those of its own that have.
     pub(crate) fn lose_threads(&mut self, ended: &BTreeSet<ThreadId>) -> Vec<ThreadId> {
         match &mut self.facts.terms.scope {
-            Scope::Cpu => Vec::new(),
+            Scope::Cpu | Scope::Group(_) => Vec::new(),
             Scope::Thread(threads) => threads
                 .extract_if(.., |thread| ended.contains(thread))
                 .collect(),
@@ -364,6 +381,21 @@ impl Lease {
     /// It will lose counters; `None`: it will not, after all.
     pub(crate) fn set_departure(&mut self, departure: Option<Departure>) {
         self.facts.departure = departure;
+    }
+
+    /// How it leaves with another, that leaves so.
+    pub(crate) fn departs_with(&self, other: Departure) -> Departure {
+        let (at, why) = match self.departure {
+            // A revocation stays one, and nobody spares its lease.
+            Some(
+                own @ Departure {
+                    why: Cause::Revoked { .. },
+                    ..
+                },
+            ) => (own.at.min(other.at), own.why),
+            _ => (other.at, other.why),
+        };
+        Departure { at, to: 0, why }
     }
 
     /// Its owner is there again.

@@ -3,15 +3,17 @@
 //!
 //! VMs, tools and the host's own agents ask for **leases**. A lease has an owner, the
 //! counters that it asks for, the CPUs, and a scope: `cpu` for whatever runs on these
-//! CPUs, `thread` for what these threads run there. [`HostArbiter`] grants, queues,
+//! CPUs, `thread` for what these threads run there, `cgroup` for what runs there in a
+//! control group and below it. [`HostArbiter`] grants, queues,
 //! renews and revokes them. It does no I/O: the caller brings the requests, the time and
 //! what it has found out about the host, and carries out what the [`Change`]s say.
 //!
 //! # What is promised
 //!
 //! - On no CPU do leases hold more counters than there are, whatever runs there:
-//!   those of scope `cpu` together with those of any one thread find a counter each, of
-//!   a kind that can count what they ask for (`room`).
+//!   those of scope `cpu` together with those of any one thread, or control group, find a
+//!   counter each, of a kind that can count what they ask for (`room`).
+//! - A group below one that has a lease gets no more than that one has, and loses it with it.
 //! - A request is granted whole, or as much of it as it says it can do with.
 //! - Who waits is served in this order: guaranteed before best effort, then by
 //!   [`Terms::priority`], the tenants' shares, and arrival. A request that does not fit is
@@ -39,10 +41,10 @@ mod words;
 
 pub use cpus::{CpuSet, CpuSetError};
 pub use host::{HostArbiter, Outcome};
-pub use ids::{BootTime, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
-pub use lease::{Caller, Cause, Change, Departure, Lease, LeaseFacts, Owner};
+pub use ids::{BootTime, GroupId, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
+pub use lease::{Asker, Caller, Cause, Change, Departure, Lease, LeaseFacts, Owner};
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
-pub use record::{DemandRecord, LeaseRecord};
+pub use record::{DemandRecord, GroupRecord, LeaseRecord};
 pub use refusal::Refusal;
-pub use terms::{Demand, Scope, Terms, Waits};
+pub use terms::{Demand, Group, Scope, Terms, Waits};
 pub use words::{CounterKind, Fate, LeaseScope, OutsiderKind, Reason, Standing, What};

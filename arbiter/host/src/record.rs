@@ -5,12 +5,23 @@ use arbiter::{CounterSet, Nanos};
 use serde::{Deserialize, Serialize};
 
 use super::host::HostArbiter;
-use super::ids::{BootTime, LeaseId, PmuId, ThreadId};
-use super::lease::{Cause, Departure, Lease, LeaseFacts, Owner};
-use super::terms::{Demand, Scope, Terms, Waits};
+use super::ids::{BootTime, GroupId, LeaseId, PmuId, ThreadId};
+use super::lease::{Asker, Cause, Departure, Lease, LeaseFacts, Owner};
+use super::terms::{Demand, Group, Scope, Terms, Waits};
 
 /// One demand: a PMU's name, and the counters that will do, as bits of a counter set.
 pub type DemandRecord = (String, u64);
+
+/// A control group as a journal has it, which is of one boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupRecord {
+    /// [`Group::id`].
+    pub id: u64,
+    /// [`Group::above`].
+    pub above: Vec<u64>,
+    /// [`Group::path`].
+    pub path: String,
+}
 
 /// A lease as a journal has it. Times are nanoseconds since the host was booted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,11 +41,17 @@ pub struct LeaseRecord {
     pub at_least: usize,
     /// A list of CPUs.
     pub cpus: String,
-    /// Absent: it is of scope `cpu`.
+    /// Absent: it is of scope `cpu`, unless it has a group.
     pub threads: Option<Vec<u32>>,
     /// When each of them began; absent in journals of before Umpire kept that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<Vec<u64>>,
+    /// Absent: it is not of scope `cgroup`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupRecord>,
+    /// The tenant and the user that asked, if not its own: [`Owner::by`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<(String, u32)>,
     /// [`Terms::guaranteed`].
     pub guaranteed: bool,
     /// [`Terms::priority`].
@@ -88,6 +105,16 @@ impl LeaseRecord {
             cpus: terms.cpus.to_string(),
             threads: of_threads(&terms.scope, |thread| thread.number),
             started: of_threads(&terms.scope, |thread| thread.started),
+            group: terms.scope.group().map(|group| GroupRecord {
+                id: group.id.0,
+                above: group.above.iter().map(|id| id.0).collect(),
+                path: group.path.clone(),
+            }),
+            by: lease.owner.by.map(|by| {
+                let tenant = arbiter.policy().tenant(by.tenant);
+                let name = tenant.map(|tenant| tenant.name.clone());
+                (name.unwrap_or_default(), by.uid)
+            }),
             guaranteed: terms.guaranteed,
             priority: terms.priority,
             preemptible: terms.preemptible,
@@ -118,13 +145,25 @@ impl LeaseRecord {
     /// has changed so that it cannot be.
     pub fn recall(&self, arbiter: &HostArbiter) -> Option<Lease> {
         // Also of a tenant that the policy does not name any more.
-        let mut tenants = arbiter.policy().all();
-        let (tenant, _) = tenants.find(|(_, tenant)| tenant.name == self.tenant)?;
+        let named = |name: &str| {
+            let mut tenants = arbiter.policy().all();
+            tenants
+                .find(|(_, tenant)| tenant.name == *name)
+                .map(|(id, _)| id)
+        };
+        let tenant = named(&self.tenant)?;
+        let by = self.by.as_ref().and_then(|(name, uid)| {
+            Some(Asker {
+                tenant: named(name)?,
+                uid: *uid,
+            })
+        });
         let owner = Owner {
             tenant,
             uid: self.uid,
             pid: self.pid,
             label: self.label.clone(),
+            by,
         };
         let terms = self.terms(arbiter)?;
         if self.holds > terms.demands.len() {
@@ -167,9 +206,14 @@ impl LeaseRecord {
             demands,
             at_least: self.at_least,
             cpus: self.cpus.parse().ok()?,
-            scope: match &self.threads {
-                None => Scope::Cpu,
-                Some(threads) => {
+            scope: match (&self.group, &self.threads) {
+                (Some(group), _) => Scope::Group(Group {
+                    id: GroupId(group.id),
+                    above: group.above.iter().copied().map(GroupId).collect(),
+                    path: group.path.clone(),
+                }),
+                (None, None) => Scope::Cpu,
+                (None, Some(threads)) => {
                     // Of a journal that says no more, none of them is known: they have ended.
                     let started = self.started.iter().flatten().copied();
                     let all = threads.iter().zip(started.chain(std::iter::repeat(0)));
@@ -192,7 +236,7 @@ impl LeaseRecord {
 
 fn of_threads<T>(scope: &Scope, what: impl Fn(&ThreadId) -> T) -> Option<Vec<T>> {
     match scope {
-        Scope::Cpu => None,
+        Scope::Cpu | Scope::Group(_) => None,
         Scope::Thread(threads) => Some(threads.iter().map(what).collect()),
     }
 }

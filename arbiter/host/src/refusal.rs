@@ -109,6 +109,16 @@ pub enum Refusal {
         /// The request.
         lease: LeaseId,
     },
+    /// Control groups below this one have leases, or wait for some: they were not taken out of
+    /// this one's.
+    GroupsBelow { by: Vec<LeaseId> },
+    /// It would be more than a control group above it holds.
+    BeyondGroup {
+        /// A CPU where it would be.
+        cpu: u32,
+        /// A lease of the group above; `None`: it has none on this CPU.
+        above: Option<LeaseId>,
+    },
     /// There is no such lease, or it has ended.
     NoSuchLease,
     /// It is somebody else's.

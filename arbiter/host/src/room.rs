@@ -4,8 +4,9 @@
 //! for every set of counters, no more demands are confined to it than it has members
 //! (Hall's theorem). It is enough to look at the unions of the sets that were asked for,
 //! so each CPU keeps numbers for each union: how many demands leases of scope `cpu` have
-//! there, the neediest thread, and outsiders.
+//! there, the neediest thread or control group (`forest`), and outsiders.
 
+mod forest;
 mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +15,11 @@ use std::sync::Arc;
 use arbiter::{CounterSet, PerKind};
 
 use super::cpus::CpuSet;
-use super::ids::{HostPmu, Place, PmuId, ThreadId};
+use super::ids::{GroupId, HostPmu, Place, PmuId, ThreadId};
 use super::lease::Holding;
 use super::policy::HostPolicy;
 use super::refusal::Refusal;
-use super::terms::{Demand, Scope, Terms};
+use super::terms::{Demand, Group, Scope, Terms};
 use pool::{Pool, Rules, Share, are_of_one_kind};
 pub(crate) use pool::{Shortage, whole_kinds};
 
@@ -27,6 +28,8 @@ pub(crate) use pool::{Shortage, whole_kinds};
 pub(crate) struct Room {
     pools: Vec<Pool>,
     threads: BTreeMap<ThreadId, Vec<Arc<Share>>>,
+    /// How many leases of each control group hold something.
+    groups: BTreeMap<GroupId, usize>,
     online: CpuSet,
     /// Where somebody who holds no lease has something.
     outside: BTreeSet<Place>,
@@ -42,6 +45,7 @@ impl Room {
             online: online.collect(),
             pools,
             threads: BTreeMap::new(),
+            groups: BTreeMap::new(),
             outside: BTreeSet::new(),
             rules: Rules::default(),
         }
@@ -152,6 +156,7 @@ impl Room {
     /// Counts anew what is held.
     pub(crate) fn count<'a>(&mut self, held: impl Iterator<Item = Holding<'a>>) {
         self.threads.clear();
+        self.groups.clear();
         self.pools.iter_mut().for_each(Pool::clear);
         held.for_each(|holding| self.add(holding));
     }
@@ -174,9 +179,12 @@ impl Room {
         pools.try_for_each(|pool| pool.could_give(demands, cpus, most))
     }
 
-    /// Whether both can want the same counter.
+    /// Whether both can want the same counter, so that one could have what the other gives up.
+    /// That of a control group is not to be had that way by one below it, nor the reverse.
     pub(crate) fn compete(&self, one: &Terms, other: &Terms) -> bool {
-        self.meet(one, other, |a, b| !(a & b).is_empty())
+        let groups = one.scope.group().zip(other.scope.group());
+        let are_nested = groups.is_some_and(|(a, b)| a.is_below(b) || b.is_below(a));
+        !are_nested && self.meet(one, other, |a, b| !(a & b).is_empty())
     }
 
     /// Whether what one gets can be what the other lacks. So it is with counters of one kind,
@@ -232,8 +240,10 @@ impl Room {
             return;
         }
         let places = self.places_of(holding);
-        let Scope::Thread(threads) = &holding.terms.scope else {
-            return self.change_cpus(holding, &places, true);
+        let threads = match &holding.terms.scope {
+            Scope::Cpu => return self.change_cpus(holding, &places, true),
+            Scope::Group(group) => return self.change_group(holding, group, &places, true),
+            Scope::Thread(threads) => threads,
         };
         let share = Arc::new(Share {
             lease: holding.lease,
@@ -257,8 +267,10 @@ impl Room {
             return;
         }
         let places = self.places_of(holding);
-        let Scope::Thread(threads) = &holding.terms.scope else {
-            return self.change_cpus(holding, &places, false);
+        let threads = match &holding.terms.scope {
+            Scope::Cpu => return self.change_cpus(holding, &places, false),
+            Scope::Group(group) => return self.change_group(holding, group, &places, false),
+            Scope::Thread(threads) => threads,
         };
         for &thread in threads {
             let mut others = self.threads.remove(&thread).unwrap_or_default();
@@ -283,6 +295,41 @@ impl Room {
         }
     }
 
+    fn change_group(&mut self, holding: Holding<'_>, group: &Group, places: &[Place], add: bool) {
+        let count = self.groups.entry(group.id).or_default();
+        *count = if add { *count + 1 } else { *count - 1 };
+        if *count == 0 {
+            self.groups.remove(&group.id);
+        }
+        for (pmu, places) in of_each_pmu(places) {
+            let pool = &mut self.pools[usize::from(pmu.0)];
+            pool.change_group(holding, group, places, add);
+        }
+    }
+
+    /// Whether a lease of this control group holds something.
+    pub(crate) fn has_group(&self, group: GroupId) -> bool {
+        self.groups.contains_key(&group)
+    }
+
+    /// Whether what a lease of a control group holds, which was added, is more somewhere than
+    /// a group above it has.
+    pub(crate) fn is_beyond(&self, holding: Holding<'_>) -> bool {
+        let Some(within) = self.within(holding) else {
+            return false;
+        };
+        let places = self.places_of(holding);
+        let is_beyond = |place: &Place| self.pool(place.pmu).beyond(place.domain, within).is_some();
+        places.iter().any(is_beyond)
+    }
+
+    /// The control group of a lease, if one above it has a lease.
+    fn within<'a>(&self, holding: Holding<'a>) -> Option<&'a Group> {
+        let group = holding.terms.scope.group()?;
+        let is_within = group.above.iter().any(|above| self.has_group(*above));
+        is_within.then_some(group)
+    }
+
     /// The lease holds the first `to` of its demands, also where that is too much.
     pub(crate) fn change(&mut self, holding: Holding<'_>, to: usize) {
         self.remove(holding);
@@ -302,9 +349,9 @@ impl Room {
     /// Whether what is held is possible at the places of `holding`, which was added.
     fn check(&self, holding: Holding<'_>) -> Result<(), Shortage> {
         let places = self.places_of(holding);
-        let (tenant, demands) = (holding.tenant, holding.demands());
+        let within = self.within(holding);
         of_each_pmu(&places).try_for_each(|(pmu, places)| {
-            self.pool(pmu).check(tenant, demands, places, &self.rules)
+            self.pool(pmu).check(holding, within, places, &self.rules)
         })
     }
 

@@ -1,7 +1,7 @@
 //! What is asked for.
 
 use super::cpus::CpuSet;
-use super::ids::{PmuId, ThreadId};
+use super::ids::{GroupId, PmuId, ThreadId};
 use arbiter::{CounterSet, Nanos};
 
 /// One counter that is asked for.
@@ -21,6 +21,42 @@ pub enum Scope {
     /// While one of these threads runs. Leases of threads that are not the same share a
     /// counter in time.
     Thread(Vec<ThreadId>),
+    /// While something runs in this control group, or in one below it. Groups share a
+    /// counter in time, as threads do; a lease of a group below one that has a lease is
+    /// taken out of that one's.
+    Group(Group),
+}
+
+impl Scope {
+    /// The control group, if it is one.
+    pub fn group(&self) -> Option<&Group> {
+        match self {
+            Scope::Group(group) => Some(group),
+            Scope::Cpu | Scope::Thread(_) => None,
+        }
+    }
+}
+
+/// A control group, and where it is in their tree. It cannot be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub id: GroupId,
+    /// Those that it is in, from the outermost on.
+    pub above: Vec<GroupId>,
+    /// Its path when it was asked for, for people: others may have had it since.
+    pub path: String,
+}
+
+impl Group {
+    /// Whether it is in the other, at whatever depth.
+    pub fn is_below(&self, other: &Group) -> bool {
+        self.above.contains(&other.id)
+    }
+
+    /// Those that it is in, from the outermost on, and it.
+    pub(crate) fn chain(&self) -> impl Iterator<Item = GroupId> {
+        self.above.iter().copied().chain([self.id])
+    }
 }
 
 /// What becomes of a request that cannot be granted now, and of a lease that has lost

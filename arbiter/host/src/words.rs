@@ -65,6 +65,10 @@ pub enum Reason {
     Outside,
     /// [`Refusal::Behind`].
     Behind,
+    /// [`Refusal::GroupsBelow`].
+    GroupsBelow,
+    /// [`Refusal::BeyondGroup`].
+    BeyondGroup,
     /// [`Refusal::NoSuchLease`].
     NoSuchLease,
     /// [`Refusal::Foreign`].
@@ -89,6 +93,12 @@ pub enum Reason {
     HolderGone,
     /// [`Cause::ThreadsEnded`].
     ThreadsEnded,
+    /// [`Cause::GroupEmpty`].
+    GroupEmpty,
+    /// [`Cause::NobodyCame`].
+    NobodyCame,
+    /// [`Cause::AboveEnded`].
+    AboveEnded,
     /// [`Cause::TimedOut`].
     TimedOut,
     /// [`Cause::Unclaimed`].
@@ -193,6 +203,8 @@ pub enum LeaseScope {
     Cpu,
     /// [`Scope::Thread`].
     Thread,
+    /// [`Scope::Group`].
+    Cgroup,
     /// A word of somebody newer; empty: there is none.
     #[serde(untagged)]
     Other(String),
@@ -291,6 +303,8 @@ impl Refusal {
             Refusal::Held { .. } => Reason::Held,
             Refusal::Outside { .. } => Reason::Outside,
             Refusal::Behind { .. } => Reason::Behind,
+            Refusal::GroupsBelow { .. } => Reason::GroupsBelow,
+            Refusal::BeyondGroup { .. } => Reason::BeyondGroup,
             Refusal::NoSuchLease => Reason::NoSuchLease,
             Refusal::Foreign { .. } => Reason::Foreign,
             Refusal::WrongGeneration { .. } => Reason::WrongGeneration,
@@ -311,6 +325,9 @@ impl Cause {
             Cause::Released => Reason::Released,
             Cause::HolderGone => Reason::HolderGone,
             Cause::ThreadsEnded => Reason::ThreadsEnded,
+            Cause::GroupEmpty => Reason::GroupEmpty,
+            Cause::NobodyCame => Reason::NobodyCame,
+            Cause::AboveEnded => Reason::AboveEnded,
             Cause::TimedOut => Reason::TimedOut,
             Cause::Unclaimed => Reason::Unclaimed,
             Cause::Barred => Reason::Barred,
@@ -361,6 +378,7 @@ impl Scope {
         match self {
             Scope::Cpu => LeaseScope::Cpu,
             Scope::Thread(_) => LeaseScope::Thread,
+            Scope::Group(_) => LeaseScope::Cgroup,
         }
     }
 }

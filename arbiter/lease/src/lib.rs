@@ -34,9 +34,9 @@ pub use keeper::{AtSocket, Keeper};
 pub use leases::{Kept, Leases, News};
 pub use wire::{
     AcquireIn, AcquireOut, AuditIn, ClaimIn, Counters, Event, EventReply, EventRequest, ExplainIn,
-    ExplainOut, Figure, Lease, Leaving, ListOut, NoReply, Outsider, PardonIn, Place, Refusal,
-    RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut,
-    WhoIn, WhoOut,
+    ExplainOut, Figure, GroupsOut, Lease, LeasedGroup, Leaving, ListOut, NoReply, Outsider,
+    PardonIn, Place, Refusal, RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request,
+    RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
 };
 
 /// The interface's name.

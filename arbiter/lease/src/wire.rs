@@ -48,12 +48,22 @@ messages! {
         /// A list like `0,2-3`.
         #[serde(skip_serializing_if = "Option::is_none")]
         cpus: Option<String>,
-        /// `cpu`, which is meant without it, or `thread`.
+        /// `cpu`, which is meant without it, `thread`, or `cgroup`.
         #[serde(skip_serializing_if = "Option::is_none")]
         scope: Option<LeaseScope>,
         /// The threads of scope `thread`, by their numbers in the caller's PID namespace.
         #[serde(skip_serializing_if = "Option::is_none")]
         threads: Option<Vec<u32>>,
+        /// The control group of scope `cgroup`, as `/proc/PID/cgroup` has it on the host; without
+        /// the first `/`, from the caller's own group on.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cgroup: Option<String>,
+        /// The user whose the control group is, if not the caller's.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        for_uid: Option<u32>,
+        /// The group of that user with which it runs there.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        for_gid: Option<u32>,
         /// Whether others wait for this lease to end; true without it.
         #[serde(skip_serializing_if = "Option::is_none")]
         guaranteed: Option<bool>,
@@ -101,7 +111,7 @@ messages! {
         label: String,
         /// The CPUs.
         cpus: String,
-        /// `cpu` or `thread`.
+        /// `cpu`, `thread` or `cgroup`.
         scope: LeaseScope,
         /// The threads of scope `thread` that live, by their numbers on the host.
         threads: Vec<u32>,
@@ -234,6 +244,28 @@ messages! {
     ListOut {
         /// The leases.
         leases: Vec<Lease>,
+    }
+    /// The control group of a lease.
+    LeasedGroup {
+        /// The lease.
+        lease: u64,
+        /// Whose it is.
+        uid: u32,
+        /// Its path when it was asked for.
+        path: String,
+        /// The kernel's number of it, which is that of its inode.
+        number: u64,
+        /// The tenant that asked, if not its own.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by_tenant: Option<String>,
+        /// The user that asked, if not its own.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by_uid: Option<u32>,
+    }
+    /// The reply of `Groups`.
+    GroupsOut {
+        /// The groups.
+        groups: Vec<LeasedGroup>,
     }
     /// Parameters of `Who`.
     WhoIn {

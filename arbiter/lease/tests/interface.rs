@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use umpire_lease::{
     AcquireIn, AcquireOut, AuditIn, ClaimIn, CounterKind, Counters, DESCRIPTION, Event, ExplainIn,
-    ExplainOut, Fate, Figure, INTERFACE, Lease, LeaseScope, Leaving, ListOut, NoReply, Outsider,
-    PardonIn, Place, Refusal, RefusedError, ReleaseIn, RenewIn, RenewOut, ReportIn, Request,
-    RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
+    ExplainOut, Fate, Figure, GroupsOut, INTERFACE, Lease, LeaseScope, LeasedGroup, Leaving,
+    ListOut, NoReply, Outsider, PardonIn, Place, Refusal, RefusedError, ReleaseIn, RenewIn,
+    RenewOut, ReportIn, Request, RevokeIn, RevokeOut, WatchOut, WhoIn, WhoOut,
 };
 use varlink_parser::{IDL, VEnum, VStruct, VStructOrEnum, VType, VTypeExt};
 
@@ -126,7 +126,7 @@ fn enumerations_are_as_described() {
         CounterKind::Other(word) => panic!("{word}"),
     };
     let scope = |scope: LeaseScope| match scope {
-        LeaseScope::Cpu | LeaseScope::Thread => scope,
+        LeaseScope::Cpu | LeaseScope::Thread | LeaseScope::Cgroup => scope,
         LeaseScope::Other(word) => panic!("{word}"),
     };
     let fate = |fate: Fate| match fate {
@@ -134,7 +134,7 @@ fn enumerations_are_as_described() {
         Fate::Other(word) => panic!("{word}"),
     };
     let kinds = [CounterKind::Programmable, CounterKind::Fixed].map(kind);
-    let scopes = [LeaseScope::Cpu, LeaseScope::Thread].map(scope);
+    let scopes = [LeaseScope::Cpu, LeaseScope::Thread, LeaseScope::Cgroup].map(scope);
     let fates = [Fate::Granted, Fate::Waits, Fate::Refused].map(fate);
     let known = [
         ("kind", written(&kinds)),
@@ -164,6 +164,7 @@ fn messages_are_as_described() {
     check::<Place>(&idl, "Place", named("Place"));
     check::<Outsider>(&idl, "Outsider", named("Outsider"));
     check::<Refusal>(&idl, "Refusal", named("Refusal"));
+    check::<LeasedGroup>(&idl, "LeasedGroup", named("LeasedGroup"));
     check::<Figure>(&idl, "Figure", named("Figure"));
     let figures = idl.typedefs["Figure"].doc;
     for figure in umpire_lease::FIGURES {
@@ -172,7 +173,7 @@ fn messages_are_as_described() {
             "{figure} {figures}"
         );
     }
-    assert_eq!(idl.typedefs.len(), 9, "each type is checked");
+    assert_eq!(idl.typedefs.len(), 10, "each type is checked");
 
     let method = |name: &str| &idl.methods[name];
     check::<AcquireIn>(&idl, "Acquire", &method("Acquire").input);
@@ -187,6 +188,8 @@ fn messages_are_as_described() {
     check::<RevokeOut>(&idl, "Revoke", &method("Revoke").output);
     check::<NoReply>(&idl, "List", &method("List").input);
     check::<ListOut>(&idl, "List", &method("List").output);
+    check::<NoReply>(&idl, "Groups", &method("Groups").input);
+    check::<GroupsOut>(&idl, "Groups", &method("Groups").output);
     check::<WhoIn>(&idl, "Who", &method("Who").input);
     check::<WhoOut>(&idl, "Who", &method("Who").output);
     check::<ExplainIn>(&idl, "Explain", &method("Explain").input);
@@ -199,6 +202,6 @@ fn messages_are_as_described() {
     check::<NoReply>(&idl, "Audit", &method("Audit").output);
     check::<PardonIn>(&idl, "Pardon", &method("Pardon").input);
     check::<NoReply>(&idl, "Pardon", &method("Pardon").output);
-    assert_eq!(idl.methods.len(), 12, "each method is checked");
+    assert_eq!(idl.methods.len(), 13, "each method is checked");
     check::<RefusedError>(&idl, "Refused", &idl.errors["Refused"].parm);
 }

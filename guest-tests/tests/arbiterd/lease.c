@@ -158,6 +158,10 @@ static void wrong(void)
 	REFUSED(EINVAL, "NULL");
 	terms.tenant = "nobody";
 	REFUSED(EINVAL, "nobody");
+	terms.cgroup = "/a/../b";
+	REFUSED(EINVAL, "cgroup");
+	terms.for_uid = 1;
+	REFUSED(EINVAL, "for_uid");
 	assert(umpire_lease_acquire(NULL, NULL) == NULL && errno == EINVAL);
 	assert(umpire_lease_acquire("/nowhere", &terms) == NULL && errno == ENOENT);
 	assert(strstr(umpire_lease_error(), "umpire arbiterd") != NULL);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use arbiter_host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
 use umpire_arbiterd::budget::{self, Handed, HandedEvent, NotMeasured, Rings};
 use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
-use umpire_lease::{Counters, Request};
+use umpire_lease::{Counters, LeaseScope, Request};
 use umpire_tools::host::{self, HoldOptions, HostOptions};
 use vmm::config::BudgetChoice;
 use vmm_control::Access;
@@ -179,6 +179,7 @@ fn explain(
         uid: 0,
         pid: std::process::id(),
         label: request.label.clone().unwrap_or_default(),
+        by: None,
     };
     let answer = umpire_arbiterd::explain(&arbiter, config, owner, &request, BootTime(0));
     let answer = answer.map_err(|wrong| UserError::bad_input(format!("--explain: {wrong}")))?;
@@ -264,10 +265,14 @@ fn request_of(text: &str) -> Result<Request, UserError> {
             "event" => request.counters.push(event(value)),
             "at-least" => request.at_least = Some(small(number()?)),
             "cpus" => request.cpus = Some(value.to_owned()),
+            "cgroup" => {
+                request.scope = Some(LeaseScope::Cgroup);
+                request.cgroup = Some(value.to_owned());
+            }
             _ => {
                 return Err(wrong(format!(
                     "'{key}' is no part of a request; it has counters, fixed, event, at-least, \
-                     cpus, tenant, label, priority, for-ms, best-effort, preemptible and wait"
+                     cpus, cgroup, tenant, label, priority, for-ms, best-effort, preemptible and wait"
                 )));
             }
         }
@@ -333,13 +338,26 @@ pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
         let program = command.first()?.to_string_lossy();
         program.rsplit('/').next().map(str::to_owned)
     });
+    let request = Request {
+        at_least: flags.at_least,
+        label,
+        ..request(&flags.terms, counters)
+    };
+    if flags.cgroup.is_some() {
+        let request = Request {
+            scope: Some(LeaseScope::Cgroup),
+            cgroup: flags.cgroup.clone(),
+            for_uid: flags.for_user,
+            for_gid: flags.for_group,
+            ..request
+        };
+        let options = options(&flags.arbiter, false);
+        host::lease_group(&options, &request, &mut io::stdout().lock())?;
+        return Ok(0);
+    }
     let options = HoldOptions {
         host: options(&flags.arbiter, false),
-        request: Request {
-            at_least: flags.at_least,
-            label,
-            ..request(&flags.terms, counters)
-        },
+        request,
         renew: flags.renew,
         command: command.to_vec(),
     };

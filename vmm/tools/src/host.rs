@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use umpire_lease::{
-    Arbiter, CallError, ExplainIn, ExplainOut, Lease, NoReply, PardonIn, Place, Request, RevokeIn,
-    RevokeOut, WhoIn, WhoOut,
+    Arbiter, CallError, ExplainIn, ExplainOut, GroupsOut, Lease, LeaseScope, NoReply, PardonIn,
+    Place, Request, RevokeIn, RevokeOut, WhoIn, WhoOut,
 };
 
 pub use hold::{HoldOptions, hold, pass_time};
@@ -68,8 +68,42 @@ fn print<T: Serialize>(
 /// # Errors
 /// There is no arbiter, it refuses, or `out` cannot be written to.
 pub fn leases(options: &HostOptions, out: &mut dyn Write) -> Result<(), ToolError> {
-    let leases = options.connect()?.leases()?;
-    print(&leases, options.json, out, |out| text::leases(&leases, out))
+    let mut arbiter = options.connect()?;
+    let leases = arbiter.leases()?;
+    let is_groups = |lease: &Lease| lease.scope == LeaseScope::Cgroup;
+    let groups = if options.json || !leases.iter().any(is_groups) {
+        Vec::new()
+    } else {
+        let GroupsOut { groups } = arbiter.call("Groups", &NoReply {})?;
+        groups
+    };
+    print(&leases, options.json, out, |out| {
+        text::leases(&leases, &groups, out)
+    })
+}
+
+/// `umpire lease --cgroup`: a lease for what runs in a control group. It is the group's from then
+/// on: nobody holds it.
+///
+/// # Errors
+/// There is no arbiter, it refuses, or `out` cannot be written to.
+pub fn lease_group(
+    options: &HostOptions,
+    request: &Request,
+    out: &mut dyn Write,
+) -> Result<(), ToolError> {
+    let mut held = options.connect()?.acquire(request)?;
+    held.wait()?;
+    let lease = held.lease();
+    let counters = text::counters(&lease.counters);
+    let group = request.cgroup.as_deref().unwrap_or_default();
+    print::<()>(&[], false, out, |out| {
+        writeln!(
+            out,
+            "lease {}: {} of {} counters ({counters}) on CPUs {} for control group {group}",
+            lease.id, lease.holds, lease.wants, lease.cpus
+        )
+    })
 }
 
 /// `umpire who`: who holds which counters, CPU by CPU; of those of one VM or label, if

@@ -20,6 +20,7 @@ struct File {
     grace_ms: Option<u64>,
     patience_ms: Option<u64>,
     claim_window_ms: Option<u64>,
+    arrive_ms: Option<u64>,
     most_waiting: Option<usize>,
     connections_per_user: Option<usize>,
     requests_per_second: Option<u32>,
@@ -71,6 +72,8 @@ struct TenantConfig {
     revokes: Vec<String>,
     #[serde(default)]
     opens_events: bool,
+    #[serde(default)]
+    for_others: bool,
 }
 
 /// A user or a group: a number, or a name that the host knows.
@@ -164,6 +167,7 @@ impl ArbiterConfig {
             policy,
             members,
             claim_window: of_ms(file.claim_window_ms, default.claim_window),
+            arrive: of_ms(file.arrive_ms, default.arrive),
             connections_per_user: file
                 .connections_per_user
                 .unwrap_or(default.connections_per_user),
@@ -474,6 +478,7 @@ impl TenantConfig {
             cgroups: cgroups.collect(),
             operator: self.operator,
             opens_events: self.opens_events,
+            for_others: self.for_others,
         })
     }
 

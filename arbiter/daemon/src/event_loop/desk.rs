@@ -8,6 +8,7 @@ use arbiter_host::BootTime;
 
 use crate::audit::{Record, Trail, unix_ms};
 use crate::commit::Committer;
+use crate::groups::Groups;
 use crate::host::HostFiles;
 use crate::journal::{Recalled, Stored};
 use crate::service::{Output, Service};
@@ -21,6 +22,7 @@ pub(super) struct Desk {
     journal: Option<Committer<Store>>,
     host: HostFiles,
     threads: Threads,
+    groups: Groups,
     trail: Option<Trail>,
 }
 
@@ -30,12 +32,14 @@ impl Desk {
         store: Option<Store>,
         host: HostFiles,
         threads: Threads,
+        groups: Groups,
     ) -> Self {
         Desk {
             service,
             journal: store.map(Committer::new),
             host,
             threads,
+            groups,
             trail: None,
         }
     }
@@ -67,6 +71,15 @@ impl Desk {
         self.threads.hear();
     }
 
+    /// Can be read from when something has changed in a control group.
+    pub(super) fn groups_fd(&self) -> BorrowedFd<'_> {
+        self.groups.as_fd()
+    }
+
+    pub(super) fn hear_groups(&mut self, now: BootTime) {
+        self.groups.hear(&self.service, now);
+    }
+
     /// Takes over what was held before a restart.
     pub(super) fn restore(&mut self, recalled: Recalled, now: BootTime) {
         self.service.restore_bars(recalled.barred);
@@ -74,6 +87,7 @@ impl Desk {
         leases.iter_mut().for_each(threads::learn);
         self.service.restore(leases, recalled.next, now);
         self.threads.follow_all(&self.service);
+        self.groups.follow_all(&self.service, now);
     }
 
     /// When the host is looked at next.
@@ -110,6 +124,7 @@ impl Desk {
     pub(super) fn look(&mut self, now: BootTime) {
         self.look_at_host(now);
         self.threads.look();
+        self.groups.look(&self.service, now);
         if let Some(journal) = &mut self.journal {
             journal.sync(&self.service);
         }
@@ -150,18 +165,24 @@ impl Desk {
         if !is_due && let Some(ended) = self.threads.take() {
             self.service.threads_ended(&ended, now);
         }
+        if !is_due && let Some(ended) = self.groups.take() {
+            self.service.groups_ended(&ended, now);
+        }
         let mut output = self.service.take();
         let tries = self.tries_again().is_some_and(|at| at <= now.0);
         if output.is_empty() && !tries {
             return None;
         }
         self.threads.follow(&self.service, output.entries());
+        self.groups.follow(&self.service, output.entries(), now);
         if let Some(journal) = &mut self.journal {
             output = journal.commit(&mut self.service, output, now);
             if self.service.stuck().is_some() {
                 self.threads.follow_all(&self.service);
+                self.groups.follow_all(&self.service, now);
             }
             self.threads.follow(&self.service, output.entries());
+            self.groups.follow(&self.service, output.entries(), now);
         }
         self.switch_watchdog(now);
         Some(output)

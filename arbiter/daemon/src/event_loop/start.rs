@@ -18,11 +18,12 @@ use super::desk::Desk;
 use super::doors::{Doors, Incoming};
 use super::reload::Reloads;
 use super::turns::Turns;
-use super::{Arbiterd, FIRST, HANGUP, OPENED, REREAD, SIGHTS, STOP, THREADS, now};
+use super::{Arbiterd, FIRST, GROUPS, HANGUP, OPENED, REREAD, SIGHTS, STOP, THREADS, now};
 use crate::audit::{Trail, unix_ms};
 use crate::broker::{Broker, PREFIX};
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Complaints, Rates, Table};
+use crate::groups::Groups;
 use crate::host::HostFiles;
 use crate::journal::Recalled;
 use crate::manager::Manager;
@@ -225,6 +226,7 @@ impl Arbiterd {
         let opened = self.broker.as_ref().map(|all| (all.opened_fd(), OPENED));
         let all = [
             (self.desk.threads_fd(), THREADS),
+            (self.desk.groups_fd(), GROUPS),
             (self.stop.as_fd(), STOP),
             (self.hangup.as_fd(), HANGUP),
             (self.looked.as_fd(), SIGHTS),
@@ -310,7 +312,8 @@ impl Ground {
         let most = usize::try_from(files / 4).unwrap_or(usize::MAX);
         let threads = Threads::new(most).map_err(failed("epoll"))?;
         let service = Service::new(arbiter, self.config);
-        let mut desk = Desk::new(service, self.store, self.host, threads);
+        let groups = Groups::new(most / 2).map_err(failed("epoll"))?;
+        let mut desk = Desk::new(service, self.store, self.host, threads, groups);
         desk.follow_cpus(now());
         if let Some(recalled) = self.recalled {
             desk.restore(recalled, now());

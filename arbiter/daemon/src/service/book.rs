@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, HostArbiter, HostPolicy, Lease, LeaseId, Outcome, Owner,
-    Place, Refusal, TenantId, Terms, ThreadId,
+    BootTime, Caller, Cause, Change, CpuSet, HostArbiter, HostPolicy, Lease, LeaseId, Outcome,
+    Owner, Place, Refusal, TenantId, Terms, ThreadId,
 };
 use umpire_lease as wire;
 
@@ -156,9 +156,9 @@ impl Book {
         self.arbiter.threads_ended(ended, now, &mut self.changes);
     }
 
-    /// Ends leases of users who are barred.
-    pub(super) fn bar(&mut self, leases: &[LeaseId], now: BootTime) {
-        self.arbiter.bar(leases, now, &mut self.changes);
+    /// Ends leases at once, for something that was seen.
+    pub(super) fn end_now(&mut self, leases: &[LeaseId], why: Cause, now: BootTime) {
+        self.arbiter.end_now(leases, why, now, &mut self.changes);
     }
 
     /// Takes over what was held before a restart. Returns what cannot be any more.

@@ -1,7 +1,9 @@
 //! The doors: a call of a client, taken apart into what is asked for. The methods of the
 //! interface stand in one table.
 
-use arbiter_host::{BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Refusal, TenantId};
+use arbiter_host::{
+    Asker, BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Reason, Refusal, TenantId,
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use umpire_lease::{self as wire, INTERFACE};
@@ -11,6 +13,7 @@ use super::said::Denial;
 use super::shown::Viewer;
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert;
+use crate::groups::Job;
 use crate::peer::Client;
 
 /// Most bytes of a label.
@@ -25,6 +28,7 @@ pub(crate) enum Method {
     Renew,
     Revoke,
     List,
+    Groups,
     Who,
     Explain,
     Report,
@@ -33,13 +37,14 @@ pub(crate) enum Method {
     Pardon,
 }
 
-const METHODS: [(&str, Method); 12] = [
+const METHODS: [(&str, Method); 13] = [
     ("Acquire", Method::Acquire),
     ("Claim", Method::Claim),
     ("Release", Method::Release),
     ("Renew", Method::Renew),
     ("Revoke", Method::Revoke),
     ("List", Method::List),
+    ("Groups", Method::Groups),
     ("Who", Method::Who),
     ("Explain", Method::Explain),
     ("Report", Method::Report),
@@ -78,9 +83,11 @@ impl<'a> Called<'a> {
     /// Whether it is answered as well before what is due is done: it renews a lease, or changes
     /// nobody's.
     pub(crate) fn waits_for_nothing(self) -> bool {
-        use Method::{Audit, List, Renew, Report, Who};
+        use Method::{Audit, Groups, List, Renew, Report, Who};
         match self {
-            Called::Own(Ok(method)) => matches!(method, Renew | List | Who | Report | Audit),
+            Called::Own(Ok(method)) => {
+                matches!(method, Renew | List | Groups | Who | Report | Audit)
+            }
             Called::Own(Err(_)) => false,
             Called::Foreign => true,
         }
@@ -109,6 +116,7 @@ pub(super) enum Call {
     Renew(wire::RenewIn),
     Revoke(wire::RevokeIn),
     List,
+    Groups,
     Who(wire::WhoIn),
     Explain(Box<wire::Request>),
     Report(wire::ReportIn),
@@ -131,6 +139,10 @@ impl Call {
             Method::List => {
                 let wire::NoReply {} = parsed(parameters)?;
                 Call::List
+            }
+            Method::Groups => {
+                let wire::NoReply {} = parsed(parameters)?;
+                Call::Groups
             }
             Method::Who => Call::Who(parsed(parameters)?),
             Method::Explain => {
@@ -246,7 +258,65 @@ pub(crate) fn owner(
         uid: client.uid,
         pid: client.pid,
         label,
+        by: None,
     })
+}
+
+/// Whose lease a request is for, which may be another's than the caller's: then tenant and limits
+/// are those of that one.
+///
+/// # Errors
+/// As [`owner`], or the caller may not ask for others.
+pub(super) fn owner_or_job(
+    config: &ArbiterConfig,
+    arbiter: &HostArbiter,
+    calling: &Calling<'_>,
+    request: &wire::Request,
+) -> Result<(Owner, Job), Denial> {
+    let (uid, gid) = match (request.for_uid, request.for_gid) {
+        (None, None) => {
+            let job = if calling.caller.operator {
+                Job::Anybody
+            } else {
+                Job::Own(calling.client.uid)
+            };
+            return Ok((owner(arbiter, calling, request)?, job));
+        }
+        (Some(uid), Some(gid)) => (uid, gid),
+        _ => return Err(Denial::wrong("for_uid and for_gid: name both, or neither")),
+    };
+    let may = |tenant: &&TenantId| {
+        let members = config.members.get(usize::from(tenant.0));
+        members.is_some_and(|members| members.for_others)
+    };
+    let asks = calling.tenants.iter().find(may).copied();
+    let asks = asks.ok_or_else(|| {
+        let why = "the policy lets none of this user's tenants ask for others; the operator can \
+                   allow it (for-others = true)";
+        Denial::from(wire::Refusal::of(Reason::Foreign, why))
+    })?;
+    let client = Client {
+        uid,
+        pid: calling.client.pid,
+        groups: vec![gid],
+        ..Client::default()
+    };
+    let (caller, tenants) = caller(config, arbiter, &client, None);
+    let job = Calling {
+        client: &client,
+        tenants,
+        caller,
+        ..*calling
+    };
+    let by = Some(Asker {
+        tenant: asks,
+        uid: calling.client.uid,
+    });
+    let owner = Owner {
+        by,
+        ..owner(arbiter, &job, request)?
+    };
+    Ok((owner, Job::Others { uid, gid }))
 }
 
 /// The client is of no tenant, as far as it is known.

@@ -233,6 +233,11 @@ impl<'a> Asking<'a> {
                     "the lease is for threads: name one of them, which is the caller's own",
                 ));
             }
+            (Scope::Group(_), _) => {
+                return Err(Denial::wrong(
+                    "the lease is for a control group, for which the arbiter opens no events",
+                ));
+            }
             (Scope::Cpu, Some(_)) if pmu.for_threads => {}
             (Scope::Cpu, None) if self.caller.operator && self.request.thread.is_none() => {}
             (Scope::Cpu, _) => {

@@ -102,6 +102,18 @@ pub(super) fn visible(
         .collect()
 }
 
+/// The control groups of the leases of these tenants, of users whom the viewer may know.
+pub(super) fn groups(
+    arbiter: &HostArbiter,
+    tenants: &[TenantId],
+    viewer: Viewer,
+) -> Vec<wire::LeasedGroup> {
+    let leases = arbiter.leases();
+    let leases = leases.filter(|lease| viewer.operator || tenants.contains(&lease.owner.tenant));
+    let groups = leases.filter_map(|lease| convert::group(arbiter, lease));
+    groups.filter(|group| viewer.knows(group.uid)).collect()
+}
+
 /// Who holds which counters, place by place; those of one CPU with `only`.
 ///
 /// # Errors
@@ -279,6 +291,7 @@ mod tests {
                 uid: 0,
                 pid: 1,
                 label: format!("vm{lease}"),
+                by: None,
             };
             let demand = Demand {
                 pmu: PmuId(0),

@@ -9,6 +9,7 @@ use umpire_lease::{self as wire, MOST_LINE, MOST_LINES};
 
 use super::said::Denial;
 use crate::audit::Record;
+use crate::convert;
 
 /// A call that was refused.
 #[derive(Clone, Copy, Debug)]
@@ -130,6 +131,18 @@ impl Causes {
                 "tenant": name_of(arbiter, self.owner_of(change.lease(), arbiter)),
             }),
         };
+        let of_lease = match change {
+            Change::Ended { lease, .. } => Some(&**lease),
+            _ => arbiter.lease(change.lease()),
+        };
+        let group = of_lease.and_then(|lease| convert::group(arbiter, lease));
+        if let (Some(group), Some(record)) = (group, record.as_object_mut()) {
+            record.insert("cgroup".to_owned(), group.path.into());
+            if let (Some(tenant), Some(uid)) = (group.by_tenant, group.by_uid) {
+                record.insert("asked_by".to_owned(), tenant.into());
+                record.insert("asked_by_uid".to_owned(), uid.into());
+            }
+        }
         // Who has caused what another's lease was told has it in its share of the audit.
         if let (Some(by), Some(record)) = (name_of(arbiter, by), record.as_object_mut()) {
             record.insert("by".to_owned(), by.into());

@@ -57,6 +57,7 @@ impl Claim {
             uid: 0,
             pid: 0,
             label: WATCHDOG.to_owned(),
+            by: None,
         };
         let terms = Terms {
             demands: vec![demand],

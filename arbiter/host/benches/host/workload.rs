@@ -25,6 +25,7 @@ fn owner() -> Owner {
         uid: 0,
         pid: 1,
         label: String::new(),
+        by: None,
     }
 }
 

@@ -7,26 +7,38 @@ use arbiter::{CounterSet, PerKind};
 
 use crate::cpus::CpuSet;
 use crate::ids::{HostPmu, LeaseId, Place, PmuId, TenantId};
+use crate::lease::Holding;
 use crate::policy::{HostPolicy, Minimum};
 use crate::refusal::Refusal;
-use crate::terms::Demand;
+use crate::terms::{Demand, Group};
+
+use super::forest::{Beyond, Forest, Peak, Share as GroupShare};
 
 /// Most unions of the sets that are asked for on one PMU.
-const MOST_UNIONS: usize = 64;
+pub(super) const MOST_UNIONS: usize = 64;
 
 const PROGRAMMABLE: CounterSet = CounterSet::from_bits(u32::MAX as u64);
 const FIXED: CounterSet = CounterSet::from_bits((u32::MAX as u64) << 32);
 
 /// How many demands are confined to each union.
-type Need = [u8; MOST_UNIONS];
+pub(super) type Need = [u8; MOST_UNIONS];
 
-/// How many threads need so many counters: entry 0 is of those that need one.
+/// How many threads, or control groups that are in none, need so many counters: entry 0 is of those that need one.
 #[derive(Clone, Debug, Default)]
 struct Histogram(Vec<u32>);
 
 impl Histogram {
     fn most(&self) -> u32 {
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// One more needs so many, or no more.
+    fn count(&mut self, need: u8, add: bool) {
+        if add {
+            self.add(need);
+        } else {
+            self.remove(need);
+        }
     }
 
     /// A thread needs `own` more than `without`, or does no more.
@@ -65,7 +77,7 @@ impl Histogram {
 struct TenantUse {
     /// By leases of scope `cpu`.
     cpu: PerKind,
-    /// By threads, for each kind.
+    /// By threads and control groups, for each kind.
     threads: [Histogram; 2],
 }
 
@@ -74,14 +86,27 @@ struct Domain {
     cpus: CpuSet,
     /// How many demands of leases of scope `cpu` are confined to each union.
     held: Vec<u16>,
-    /// The same of each thread.
+    /// The same of each thread, and of each control group that is in none.
     threads: Vec<Histogram>,
+    groups: Forest,
     /// Counters that somebody who holds no lease has.
     outside: Vec<CounterSet>,
     tenants: BTreeMap<TenantId, TenantUse>,
 }
 
 impl Domain {
+    /// One control group more that is in none needs so much at most, or no more.
+    fn count_peak(&mut self, peak: &Peak, add: bool) {
+        for (histogram, need) in self.threads.iter_mut().zip(peak.need) {
+            histogram.count(need, add);
+        }
+        for (tenant, kinds) in &peak.tenants {
+            let used = &mut self.tenants.entry(*tenant).or_default().threads;
+            used[0].count(kinds.programmable, add);
+            used[1].count(kinds.fixed, add);
+        }
+    }
+
     /// How many outsiders' counters are of a set.
     fn outsiders(&self, set: CounterSet) -> usize {
         let of = |outside: &&CounterSet| (**outside & !set).is_empty();
@@ -142,6 +167,7 @@ pub(crate) struct Shortage {
 enum Short {
     Union { union: usize, need: u8 },
     Maximum { most: u8 },
+    Beyond(Beyond),
 }
 
 impl Shortage {
@@ -181,6 +207,7 @@ impl Pool {
             cpus: cpus.clone(),
             held: vec![0; unions.len()],
             threads: vec![Histogram::default(); unions.len()],
+            groups: Forest::default(),
             outside: Vec::new(),
             tenants: BTreeMap::new(),
         };
@@ -289,6 +316,7 @@ impl Pool {
         for domain in &mut self.domains {
             domain.held = vec![0; unions];
             domain.threads = vec![Histogram::default(); unions];
+            domain.groups = Forest::default();
             domain.tenants.clear();
         }
     }
@@ -383,16 +411,52 @@ impl Pool {
         }
     }
 
-    /// Whether what is held at `places` is possible, where `tenant` has `demands` of it.
+    /// A lease of a control group has what it holds at its places, or has it no more.
+    pub(super) fn change_group(
+        &mut self,
+        holding: Holding<'_>,
+        group: &Group,
+        places: &[Place],
+        add: bool,
+    ) {
+        let share = GroupShare {
+            lease: holding.lease,
+            tenant: holding.tenant,
+            need: self.need(holding.demands()),
+            kinds: self.kinds(holding.demands()),
+        };
+        for place in places {
+            let domain = &mut self.domains[place.domain as usize];
+            let (before, after) = domain.groups.change(group, share, add);
+            before
+                .iter()
+                .for_each(|peak| domain.count_peak(peak, false));
+            after.iter().for_each(|peak| domain.count_peak(peak, true));
+        }
+    }
+
+    /// Where the leases of a control group, and of those that it is in, are together more than
+    /// one above has in a domain.
+    pub(super) fn beyond(&self, domain: u32, group: &Group) -> Option<Beyond> {
+        self.domain(domain).groups.beyond(group)
+    }
+
+    /// Whether what is held at `places` is possible, where a lease has its part of it: `within`
+    /// is its control group, if one above that has a lease.
     pub(super) fn check(
         &self,
-        tenant: TenantId,
-        demands: &[Demand],
+        holding: Holding<'_>,
+        within: Option<&Group>,
         places: &[Place],
         rules: &Rules,
     ) -> Result<(), Shortage> {
-        let need = self.need(demands);
+        let tenant = holding.tenant;
+        let need = self.need(holding.demands());
         for &place in places {
+            if let Some(beyond) = within.and_then(|group| self.beyond(place.domain, group)) {
+                let reason = Short::Beyond(beyond);
+                return Err(Shortage { place, reason });
+            }
             if let Some(most) = self.above_maximum(place.domain, tenant, rules) {
                 let reason = Short::Maximum { most };
                 return Err(Shortage { place, reason });
@@ -475,6 +539,7 @@ impl Pool {
         let cpu = self.cpus_of(domain).iter().next().unwrap_or_default();
         let (union, need) = match shortage.reason {
             Short::Maximum { most } => return Refusal::OverMaximum { cpu, most },
+            Short::Beyond(Beyond { above }) => return Refusal::BeyondGroup { cpu, above },
             Short::Union { union, need } => (union, need),
         };
         let set = self.unions[union];

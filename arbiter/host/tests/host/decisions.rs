@@ -1182,3 +1182,112 @@ fn a_lease_is_for_threads_that_live() {
     );
     assert_eq!(host.holds(waits), Some(1));
 }
+
+fn of_the_group(group: u64, count: usize) -> Terms {
+    Terms {
+        scope: of_group(group),
+        ..terms(programmable(count), "0")
+    }
+}
+
+#[test]
+fn control_groups_share_in_time_and_one_below_another_takes_of_it() {
+    let mut host = open();
+    let job = host.granted(A, of_the_group(1, 2));
+    // Another tree, at other times.
+    host.granted(B, of_the_group(5, 3));
+    assert!(matches!(
+        host.ask(B, terms(programmable(1), "0")),
+        Err(Refusal::Held { .. })
+    ));
+    // A step, and one in it: each path has what the job has at most.
+    let step = host.granted(B, of_the_group(2, 1));
+    let inner = host.granted(B, of_the_group(3, 1));
+    host.granted(B, of_the_group(4, 2));
+    assert_eq!(
+        host.ask(B, of_the_group(3, 1)),
+        Err(Refusal::BeyondGroup {
+            cpu: 0,
+            above: Some(job)
+        })
+    );
+    let on_another = Terms {
+        cpus: cpus("1"),
+        ..of_the_group(4, 1)
+    };
+    let above = None;
+    assert_eq!(
+        host.ask(B, on_another),
+        Err(Refusal::BeyondGroup { cpu: 1, above })
+    );
+    host.release(B, step);
+    assert_eq!(host.holds(inner), None, "it was in the step");
+    assert_eq!(host.holds(job), Some(2));
+}
+
+#[test]
+fn a_group_above_leased_ones_comes_too_late() {
+    let mut host = open();
+    let by = vec![host.granted(A, of_the_group(3, 1))];
+    assert_eq!(
+        host.ask(A, of_the_group(1, 3)),
+        Err(Refusal::GroupsBelow { by })
+    );
+}
+
+#[test]
+fn leases_below_a_group_are_told_and_end_with_it() {
+    let mut host = open();
+    let best_effort = Terms {
+        guaranteed: false,
+        waits: Waits::Always,
+        ..of_the_group(1, 3)
+    };
+    let job = host.granted(A, best_effort);
+    let below = [(2, 2), (3, 1), (4, 3)];
+    let below = below.map(|(id, count)| {
+        host.granted(
+            B,
+            Terms {
+                guaranteed: false,
+                ..of_the_group(id, count)
+            },
+        )
+    });
+    host.changes();
+    let all = host.waiting(B, terms(programmable(3), "0"));
+    let changes = host.changes();
+    let told = changes.iter().filter_map(|change| match change {
+        Change::Announced { lease, .. } => Some(*lease),
+        _ => None,
+    });
+    let told: BTreeSet<_> = told.collect();
+    assert_eq!(told, below.into_iter().chain([job]).collect());
+    host.pass(100);
+    assert_eq!(host.holds(all), Some(3));
+    assert_eq!(host.holds(job), Some(0), "it waits for its turn again");
+    assert!(below.iter().all(|gone| host.holds(*gone).is_none()));
+    // Nothing is given out of what it waits for.
+    assert_eq!(
+        host.ask(B, of_the_group(2, 1)),
+        Err(Refusal::BeyondGroup {
+            cpu: 0,
+            above: Some(job)
+        })
+    );
+}
+
+/// One that waits in a group is served once that group has something, whatever its turn.
+#[test]
+fn a_group_that_is_served_serves_those_below_it() {
+    let mut host = open();
+    let all = host.granted(B, terms(programmable(3), "0"));
+    let job = host.waiting(A, of_the_group(1, 3));
+    let step = Terms {
+        priority: 1,
+        ..of_the_group(2, 2)
+    };
+    let step = host.waiting(A, step);
+    host.release(B, all);
+    assert_eq!((host.holds(job), host.holds(step)), (Some(3), Some(2)));
+}

@@ -2,8 +2,8 @@
 
 use arbiter::{CounterSet, Nanos, PerKind};
 use arbiter_host::{
-    BootTime, Caller, Change, CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Minimum, Outcome,
-    Owner, PmuId, Refusal, Scope, Tenant, TenantId, Terms, ThreadId, Waits,
+    BootTime, Caller, Change, CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, HostPolicy,
+    Minimum, Outcome, Owner, PmuId, Refusal, Scope, Tenant, TenantId, Terms, ThreadId, Waits,
 };
 
 pub(crate) const CORE: PmuId = PmuId(0);
@@ -92,6 +92,7 @@ pub(crate) fn owner(tenant: u16) -> Owner {
         uid: caller(tenant).uid,
         pid: 1,
         label: format!("of {tenant}"),
+        by: None,
     }
 }
 
@@ -122,6 +123,19 @@ pub(crate) fn terms(demands: Vec<Demand>, on: &str) -> Terms {
 
 pub(crate) fn of_threads(threads: &[u32]) -> Scope {
     Scope::Thread(threads.iter().map(|number| thread(*number, 0)).collect())
+}
+
+/// The groups above each of 1 to 6: two trees, one of them three deep.
+const ABOVE: [&[u64]; 6] = [&[], &[1], &[1, 2], &[1], &[], &[5]];
+
+/// One of the groups 1 to 6.
+pub(crate) fn of_group(id: u64) -> Scope {
+    let above = ABOVE[usize::try_from(id).expect("a small number") - 1];
+    Scope::Group(Group {
+        id: GroupId(id),
+        above: above.iter().copied().map(GroupId).collect(),
+        path: format!("/{id}"),
+    })
 }
 
 pub(crate) fn thread(number: u32, started: u64) -> ThreadId {

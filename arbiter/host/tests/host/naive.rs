@@ -3,7 +3,8 @@
 
 use arbiter::{CounterSet, PerKind};
 use arbiter_host::{
-    CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Lease, PmuId, Scope, TenantId, ThreadId,
+    CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, HostPolicy, Lease, PmuId, Scope,
+    TenantId, ThreadId,
 };
 
 /// A lease as the model sees it: so many of its demands are held.
@@ -14,6 +15,23 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    fn group(&self) -> Option<&Group> {
+        self.lease.terms.scope.group()
+    }
+
+    /// Whether it holds something for `group` itself.
+    fn is_of(&self, group: GroupId) -> bool {
+        self.holds > 0 && self.group().is_some_and(|own| own.id == group)
+    }
+
+    /// Whether it holds something for a group on the way from below `above` down to `to`.
+    fn is_between(&self, above: GroupId, to: &Group) -> bool {
+        let is_below = |own: &Group| own.above.contains(&above);
+        let on_the_way = |own: &Group| own.id == to.id || to.above.contains(&own.id);
+        let is_between = |own: &&Group| is_below(own) && on_the_way(own);
+        self.holds > 0 && self.group().filter(is_between).is_some()
+    }
+
     fn demands(&self, pmu: PmuId) -> impl Iterator<Item = CounterSet> + '_ {
         let held = self.lease.terms.demands[..self.holds].iter();
         held.filter(move |demand| demand.pmu == pmu)
@@ -60,7 +78,82 @@ impl Naive<'_> {
             !cpus.meets(&lease.terms.cpus)
                 || model.fits_at(pmu, domain, cpus, true, Some(&new))
                     && model.within_maximum(pmu, cpus, lease.owner.tenant, &new)
-        })
+        }) && model.is_within_groups(lease, to)
+    }
+
+    /// Whether what a lease holds of its first `to` demands is no more than each group above it
+    /// has that has a lease, together with what else is taken out of that.
+    pub(crate) fn is_within_groups(&self, lease: &Lease, to: usize) -> bool {
+        let Some(group) = lease.terms.scope.group() else {
+            return true;
+        };
+        let asked = |above: &&GroupId| {
+            let is_of = |held: &Held| held.group().is_some_and(|own| own.id == **above);
+            self.held.iter().any(is_of)
+        };
+        let above: Vec<GroupId> = group.above.iter().filter(asked).copied().collect();
+        let hold = |above: &GroupId| self.held.iter().any(|held| held.is_of(*above));
+        if !above.iter().all(hold) {
+            return false;
+        }
+        let has_pmu = |pmu| {
+            lease.terms.demands[..to]
+                .iter()
+                .any(|demand| demand.pmu == pmu)
+        };
+        let mut here = self.places();
+        above.is_empty()
+            || here.all(|(pmu, _, cpus)| {
+                !has_pmu(pmu)
+                    || !cpus.meets(&lease.terms.cpus)
+                    || self.is_within(&above, group, pmu, cpus)
+            })
+    }
+
+    fn is_within(&self, above: &[GroupId], group: &Group, pmu: PmuId, cpus: &CpuSet) -> bool {
+        let count = |is_in: &dyn Fn(&Held) -> bool, fixed: bool| -> usize {
+            let those = self.here(cpus).filter(|held| is_in(held));
+            those
+                .flat_map(|held| held.demands(pmu))
+                .filter(|set| kind(*set) == fixed)
+                .count()
+        };
+        let here = |above: &&GroupId| self.here(cpus).any(|held| held.is_of(**above));
+        let lowest = self.here(cpus).filter_map(Held::group);
+        let lowest = lowest.filter(|low| low.id == group.id || low.above.contains(&group.id));
+        let lowest: Vec<&Group> = lowest.collect();
+        let above: Vec<GroupId> = above.iter().filter(here).copied().collect();
+        !above.is_empty()
+            && above.iter().all(|above| {
+                [false, true].into_iter().all(|fixed| {
+                    let has = count(&|held| held.is_of(*above), fixed);
+                    let asked = |to: &&Group| count(&|held| held.is_between(*above, to), fixed);
+                    lowest.iter().map(asked).all(|asked| asked <= has)
+                })
+            })
+    }
+
+    /// What runs at a time at one place, in groups: for each group that is in no other with a
+    /// lease, those for itself, and those on the way down to each one below it.
+    fn runs_of_groups(&self, cpus: &CpuSet) -> Vec<Vec<&Held>> {
+        let groups: Vec<&Group> = self
+            .here(cpus)
+            .filter(|held| held.holds > 0)
+            .filter_map(Held::group)
+            .collect();
+        let is_leased = |id: &GroupId| groups.iter().any(|group| group.id == *id);
+        let roots = groups
+            .iter()
+            .filter(|group| !group.above.iter().any(is_leased));
+        let mut runs = Vec::new();
+        for root in roots {
+            runs.push(self.here(cpus).filter(|held| held.is_of(root.id)).collect());
+            for to in groups.iter().filter(|group| group.above.contains(&root.id)) {
+                let between = self.here(cpus).filter(|held| held.is_between(root.id, to));
+                runs.push(between.collect());
+            }
+        }
+        runs
     }
 
     /// Whether all that is held can be, whatever is kept for tenants.
@@ -111,6 +204,7 @@ impl Naive<'_> {
             match &held.lease.terms.scope {
                 Scope::Cpu => always.extend(held.demands(pmu)),
                 Scope::Thread(of) => threads.extend(of),
+                Scope::Group(_) => {}
             }
         }
         let mut runs: Vec<Vec<CounterSet>> = vec![Vec::new()];
@@ -119,6 +213,9 @@ impl Naive<'_> {
                 |held| matches!(&held.lease.terms.scope, Scope::Thread(of) if of.contains(&thread)),
             );
             runs.push(its.flat_map(|held| held.demands(pmu)).collect());
+        }
+        for run in self.runs_of_groups(cpus) {
+            runs.push(run.into_iter().flat_map(|held| held.demands(pmu)).collect());
         }
         if minima && pmu == PmuId(0) {
             for (id, tenant) in self.policy.all() {
@@ -178,7 +275,7 @@ impl Naive<'_> {
                 let whole: usize =
                     own().filter(|held| held.lease.terms.scope == Scope::Cpu).map(count).sum();
                 let threads = own().flat_map(|held| match &held.lease.terms.scope {
-                    Scope::Cpu => Vec::new(),
+                    Scope::Cpu | Scope::Group(_) => Vec::new(),
                     Scope::Thread(of) => of.clone(),
                 });
                 let busiest = threads.map(|thread| {
@@ -189,7 +286,12 @@ impl Naive<'_> {
                         .map(count)
                         .sum()
                 });
-                let busiest: usize = busiest.max().unwrap_or(0);
+                let groups = self.runs_of_groups(cpus);
+                let groups = groups.iter().map(|run| -> usize {
+                    let own = run.iter().filter(|held| held.lease.owner.tenant == tenant);
+                    own.map(|held| count(held)).sum()
+                });
+                let busiest: usize = busiest.chain(groups).max().unwrap_or(0);
                 most == u8::MAX || whole + busiest <= usize::from(most)
             },
         )

@@ -51,6 +51,10 @@ enum Step {
     Ends {
         number: u32,
     },
+    /// Nothing runs any more in a group, and in those below it.
+    Empty {
+        group: u64,
+    },
 }
 
 fn demand() -> impl Strategy<Value = Demand> {
@@ -71,6 +75,7 @@ fn terms_of_any_kind() -> impl Strategy<Value = Terms> {
         Just(Scope::Cpu),
         proptest::collection::btree_set(1u32..5, 1..3)
             .prop_map(|threads| of_threads(&threads.into_iter().collect::<Vec<_>>())),
+        (1u64..7).prop_map(of_group),
     ];
     let waits = prop_oneof![
         Just(Waits::No),
@@ -120,6 +125,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Restart),
         2 => which().prop_map(|which| Step::Claim { which }),
         2 => (1u32..5).prop_map(|number| Step::Ends { number }),
+        1 => (1u64..7).prop_map(|group| Step::Empty { group }),
     ]
 }
 
@@ -130,17 +136,19 @@ fn narrow_step() -> impl Strategy<Value = Step> {
         pmu: CORE,
         counters: CounterSet::from_bits(bits),
     });
+    let scope = prop_oneof![3 => Just(Scope::Cpu), 2 => (1u64..7).prop_map(of_group)];
     let terms = (
         proptest::collection::vec(demand, 1..4),
         any::<prop::sample::Index>(),
-        prop::sample::select(vec!["0", "0", "1", "0-1"]),
+        (prop::sample::select(vec!["0", "0", "1", "0-1"]), scope),
         any::<(bool, bool)>(),
         0u8..3,
         prop_oneof![1 => Just(Waits::No), 3 => Just(Waits::Always)],
     );
     let terms = terms.prop_map(
-        |(demands, least, on, (guaranteed, preemptible), priority, waits)| Terms {
+        |(demands, least, (on, scope), (guaranteed, preemptible), priority, waits)| Terms {
             at_least: least.index(demands.len()) + 1,
+            scope,
             guaranteed,
             preemptible,
             priority,
@@ -152,6 +160,7 @@ fn narrow_step() -> impl Strategy<Value = Step> {
         6 => (0u16..3, terms).prop_map(|(tenant, terms)| Step::Ask { tenant, terms }),
         1 => (0usize..8, 0usize..3).prop_map(|(which, keep)| Step::Release { which, keep }),
         1 => prop_oneof![Just(100u64), Just(1500)].prop_map(|ms| Step::Pass { ms }),
+        1 => (1u64..7).prop_map(|group| Step::Empty { group }),
     ]
 }
 
@@ -186,8 +195,18 @@ fn too_many(leases: usize) -> usize {
     32 * (leases + 8)
 }
 
-/// Whether two leases could want one counter. Of an uncore PMU, wherever they are.
+/// Whether one is for a group that is in the other's.
+fn is_below(one: &Terms, other: &Terms) -> bool {
+    let groups = one.scope.group().zip(other.scope.group());
+    groups.is_some_and(|(one, other)| one.above.contains(&other.id))
+}
+
+/// Whether two leases could want one counter, each instead of the other. Of an uncore PMU,
+/// wherever they are.
 fn compete(one: &Terms, other: &Terms) -> bool {
+    if is_below(one, other) || is_below(other, one) {
+        return false;
+    }
     let meet = one.cpus.meets(&other.cpus);
     one.demands.iter().any(|a| {
         other.demands.iter().any(|b| {
@@ -371,6 +390,7 @@ impl World {
                 }
             }
             Step::Ends { number } => self.end_thread(number),
+            Step::Empty { group } => self.empty(group),
         }
         self.look();
     }
@@ -389,7 +409,7 @@ impl World {
         for before in leases {
             let id = before.id;
             let others = match &before.terms.scope {
-                Scope::Cpu => 0,
+                Scope::Cpu | Scope::Group(_) => 0,
                 Scope::Thread(threads) => threads.len() - 1,
             };
             let ends = self.host.out.iter().any(|change| {
@@ -402,8 +422,29 @@ impl World {
         }
     }
 
+    /// The leases of a group end, and with them those of the groups below it.
+    fn empty(&mut self, group: u64) {
+        let group = of_group(group);
+        let of = |lease: &&Lease| lease.terms.scope == group;
+        let leases = self.host.arbiter.leases();
+        let ids: Vec<LeaseId> = leases.filter(of).map(|lease| lease.id).collect();
+        let (now, out) = (self.host.now, &mut self.host.out);
+        self.host.arbiter.end_now(&ids, Cause::GroupEmpty, now, out);
+        assert!(ids.iter().all(|id| self.host.holds(*id).is_none()));
+        let terms = Terms {
+            scope: group,
+            ..terms(programmable(1), "0")
+        };
+        let mut left = self.host.arbiter.leases();
+        let has_below = left.any(|lease| is_below(&lease.terms, &terms));
+        assert!(ids.is_empty() || !has_below);
+    }
+
     fn ask(&mut self, tenant: u16, terms: Terms) {
         self.host.pass(0);
+        let mut leases = self.host.arbiter.leases();
+        let has_below = leases.any(|lease| is_below(&lease.terms, &terms));
+        drop(leases);
         let before = all_held(&self.host.arbiter);
         let blocked = self.blocked(&terms);
         let next = self.host.arbiter.next_id();
@@ -419,7 +460,9 @@ impl World {
         let most = (terms.at_least..=terms.demands.len())
             .rev()
             .find(|&to| fits(to));
+        assert!(!has_below || outcome.is_err(), "{terms:?} {outcome:?}");
         match &outcome {
+            Err(Refusal::GroupsBelow { .. }) => assert!(has_below, "{terms:?}"),
             Ok(Outcome::Granted { lease, holds }) => {
                 assert_eq!(*lease, LeaseId(next));
                 assert_eq!(Some(*holds), most, "{terms:?}");
@@ -429,7 +472,12 @@ impl World {
                 assert_ne!(terms.waits, Waits::No);
                 assert!(most.is_none() || blocked, "{terms:?} {outcome:?}");
             }
-            Err(Refusal::Held { .. } | Refusal::Kept { .. } | Refusal::Outside { .. }) => {
+            Err(
+                Refusal::Held { .. }
+                | Refusal::Kept { .. }
+                | Refusal::Outside { .. }
+                | Refusal::BeyondGroup { .. },
+            ) => {
                 assert_eq!(terms.waits, Waits::No);
                 assert_eq!(most, None, "{terms:?} {outcome:?} beside {before:#?}");
             }
@@ -469,6 +517,13 @@ impl World {
             holds: 0,
         });
         for Held { lease: other, .. } in told {
+            // It leaves with one above it.
+            if all
+                .iter()
+                .any(|above| is_below(&other.terms, &above.lease.terms))
+            {
+                continue;
+            }
             assert!(self.gives_way(other, lease), "{other:?} for {lease:?}");
             let in_vain = self.comes_last(lease, before) && !self.comes_last(other, &all);
             assert!(!in_vain, "{other:?} for {lease:?}");
@@ -539,6 +594,14 @@ impl World {
             terms.lasts.is_some() && lease.holds > 0
         );
         assert!(lease.until.is_none_or(|until| until > now));
+        if lease.holds > 0 {
+            let naive = self.naive(held.to_vec());
+            let is_within = naive.is_within_groups(lease, lease.holds);
+            assert!(
+                is_within,
+                "more than a group above it: {lease:?} of {held:#?}"
+            );
+        }
         if lease.holds == 0 {
             let unclaimed = lease.claim_by.is_some();
             assert!(
@@ -551,6 +614,9 @@ impl World {
             if let Cause::Preempted { by } = why {
                 let by = self.host.arbiter.lease(*by).expect("it waits");
                 assert!(by.is_waiting());
+                if held.iter().any(|above| is_below(terms, &above.lease.terms)) {
+                    return;
+                }
                 assert!(rank(&by.terms) > rank(terms), "{by:?} takes from {lease:?}");
                 assert!(self.gives_way(lease, by), "{by:?} takes from {lease:?}");
             }

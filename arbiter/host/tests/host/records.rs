@@ -1,6 +1,6 @@
 //! Leases are kept over a restart as journals of before had them.
 
-use arbiter_host::{Lease, LeaseRecord, Terms, Waits};
+use arbiter_host::{Asker, Lease, LeaseRecord, Outcome, Owner, TenantId, Terms, Waits};
 
 use crate::fixture::*;
 
@@ -86,4 +86,47 @@ fn what_the_host_or_the_policy_does_not_have_is_not_recalled() {
     };
     let lease = without.recall(&host.arbiter).expect("a lease");
     assert_eq!(lease.terms.scope, of_threads(&[9, 12]));
+}
+
+/// A control group, and who asked for it, come back; nobody has to claim what it holds.
+#[test]
+fn the_lease_of_a_group_is_its_own_after_a_restart() {
+    const TEXT: &str = r#""group":{"id":3,"above":[1,2],"path":"/3"},"by":["a",1000]"#;
+    let mut before = Host::new(policy());
+    let owner = Owner {
+        by: Some(Asker {
+            tenant: TenantId(0),
+            uid: 1000,
+        }),
+        ..owner(1)
+    };
+    let asked = Terms {
+        scope: of_group(3),
+        ..terms(programmable(2), "0")
+    };
+    let now = before.now;
+    let granted = before.arbiter.request(owner, asked, now, &mut before.out);
+    assert!(
+        matches!(granted, Ok(Outcome::Granted { .. })),
+        "{granted:?}"
+    );
+    let record = LeaseRecord::of(&only(&before), &before.arbiter);
+    let text = serde_json::to_string(&record).expect("JSON");
+    assert!(text.contains(TEXT), "{text}");
+    let mut after = Host::new(policy());
+    let read: LeaseRecord = serde_json::from_str(&text).expect("a record");
+    let lease = read.recall(&after.arbiter).expect("all is there");
+    let window = arbiter::Nanos(MS);
+    let (now, out) = (after.now, &mut after.out);
+    let next = before.arbiter.next_id();
+    let lost = after.arbiter.restore(vec![lease], next, window, now, out);
+    assert_eq!(lost, []);
+    after.pass(1000);
+    assert_eq!(only(&after).holds, 2);
+    assert_eq!(LeaseRecord::of(&only(&after), &after.arbiter), record);
+    // Who asked gives it back as well as its owner.
+    for (by, right) in [(caller(2), false), (caller(0), true), (caller(1), true)] {
+        let own = after.arbiter.own(only(&after).id, None, by);
+        assert_eq!(own.is_ok(), right, "{by:?}");
+    }
 }

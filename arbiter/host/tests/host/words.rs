@@ -40,7 +40,8 @@ fn words_are_for_good() {
          foreign wrong-generation wanted leaving granted preempted revoked expired released \
          holder-gone threads-ended timed-out unclaimed barred wrong-request starting no-audit \
          audit-failed no-events foreign-thread not-opened too-many-events journal-failed \
-         method-not-found invalid-parameter",
+         method-not-found invalid-parameter groups-below beyond-group group-empty nobody-came \
+         above-ended",
         Reason::Other,
     );
     check(
@@ -50,7 +51,7 @@ fn words_are_for_good() {
     );
     check("holds short waits unclaimed", Standing::Other);
     check("programmable fixed", CounterKind::Other);
-    check("cpu thread", LeaseScope::Other);
+    check("cpu thread cgroup", LeaseScope::Other);
     check("granted waits refused", Fate::Other);
     check("nmi-watchdog process hidden barred", OutsiderKind::Other);
 }

@@ -58,6 +58,12 @@ struct umpire_lease_terms {
 	int64_t waits_ms;	/* for its turn; 0: not at all, -1: for ever */
 	const char *tenant;	/* one of the user's tenants; NULL: the first */
 	const char *label;	/* a name for people */
+	const char *cgroup;	/* for what runs in this control group: the path of version 2 on
+				 * the host, or from the caller's own group on without the
+				 * first '/'. It keeps the lease when this is freed, and ends
+				 * with what runs there; NULL: none */
+	uint32_t for_uid;	/* whose the group is, */
+	uint32_t for_gid;	/* if not the caller's; both 0: the caller's */
 };
 
 #define UMPIRE_LEASE_NO_TIME UINT64_MAX /* There is no such time. */
@@ -133,7 +139,7 @@ int umpire_lease_release(umpire_lease *lease, uint32_t keep);
 /* Takes the lease over again from an arbiter that was started anew (ECONNRESET). */
 int umpire_lease_claim(umpire_lease *lease);
 
-/* Gives everything back. NULL is nothing. */
+/* Gives everything back, but for what a control group has. NULL is nothing. */
 void umpire_lease_free(umpire_lease *lease);
 
 /* Why the last call of this thread failed, in words; valid until its next call. */

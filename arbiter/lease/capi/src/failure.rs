@@ -75,6 +75,8 @@ fn number_of(reason: &Reason) -> i32 {
         | Reason::Kept
         | Reason::Behind
         | Reason::QueueFull
+        | Reason::GroupsBelow
+        | Reason::BeyondGroup
         | Reason::Leaving
         | Reason::Wanted => libc::EBUSY,
         Reason::NoSuchLease => libc::ENOENT,

@@ -51,6 +51,9 @@ struct Terms {
     waits_ms: i64,
     tenant: *const c_char,
     label: *const c_char,
+    cgroup: *const c_char,
+    for_uid: u32,
+    for_gid: u32,
 }
 
 /// `struct umpire_lease_state`.
@@ -137,13 +140,23 @@ fn request(terms: *const Terms) -> Result<Request, Failure> {
         }));
     }
     let threads = list("threads", terms.threads, terms.thread_count)?;
+    let cgroup = text("cgroup", terms.cgroup)?;
+    let scope = match (&cgroup, threads.is_empty()) {
+        (Some(_), _) => Some(LeaseScope::Cgroup),
+        (None, false) => Some(LeaseScope::Thread),
+        (None, true) => None,
+    };
+    let is_others = terms.for_uid != 0 || terms.for_gid != 0;
     let priority = u8::try_from(terms.priority);
     Ok(Request {
         counters,
         at_least: Some(terms.at_least).filter(|least| *least > 0),
         cpus: text("cpus", terms.cpus)?,
-        scope: (!threads.is_empty()).then_some(LeaseScope::Thread),
+        scope,
         threads: Some(threads).filter(|threads| !threads.is_empty()),
+        cgroup,
+        for_uid: is_others.then_some(terms.for_uid),
+        for_gid: is_others.then_some(terms.for_gid),
         guaranteed: Some(terms.flags & BEST_EFFORT == 0),
         priority: Some(priority.map_err(|_| wrong("the priority is not from 0 to 255"))?),
         preemptible: Some(terms.flags & PREEMPTIBLE != 0),

@@ -113,6 +113,16 @@ pub struct LeaseFlags {
     /// What is asked for besides.
     #[command(flatten)]
     pub terms: LeaseTerms,
+    /// A lease for what runs in this control group and below it, as /proc/PID/cgroup has it; '.' is
+    /// the caller's own. It ends when nothing runs there any more
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["renew", "command"])]
+    pub cgroup: Option<String>,
+    /// All that runs in the group is this user's, whose tenant gets the lease
+    #[arg(long, value_name = "UID", requires_all = ["cgroup", "for_group"])]
+    pub for_user: Option<u32>,
+    /// And of this group of users
+    #[arg(long, value_name = "GID", requires = "for_user")]
+    pub for_group: Option<u32>,
     /// Renew the lease, as long as the command runs
     #[arg(long, requires = "duration")]
     pub renew: bool,

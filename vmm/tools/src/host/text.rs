@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use umpire_lease::{
-    Counters, ExplainOut, Fate, Lease, LeaseScope, Outsider, OutsiderKind, Standing, WhoOut,
+    Counters, ExplainOut, Fate, Lease, LeaseScope, LeasedGroup, Outsider, OutsiderKind, Standing,
+    WhoOut,
 };
 
 use crate::table::indented;
@@ -99,11 +100,26 @@ fn remarks(lease: &Lease) -> String {
     remarks.join("; ")
 }
 
-pub(super) fn leases(leases: &[Lease], out: &mut dyn Write) -> io::Result<()> {
+/// Which control group it is for, and who asked, if that was not its owner.
+fn of_group(group: &LeasedGroup) -> String {
+    match (&group.by_tenant, group.by_uid) {
+        (Some(tenant), Some(uid)) => {
+            format!("{}, asked for by user {uid} of '{tenant}'", group.path)
+        }
+        _ => group.path.clone(),
+    }
+}
+
+pub(super) fn leases(
+    leases: &[Lease],
+    groups: &[LeasedGroup],
+    out: &mut dyn Write,
+) -> io::Result<()> {
     if leases.is_empty() {
         return writeln!(out, "nobody holds a lease");
     }
     let row = |lease: &Lease| {
+        let group = groups.iter().find(|group| group.lease == lease.id);
         vec![
             lease.id.to_string(),
             lease.tenant.clone(),
@@ -116,7 +132,11 @@ pub(super) fn leases(leases: &[Lease], out: &mut dyn Write) -> io::Result<()> {
             rank(lease),
             lease.held_ms.map(time).unwrap_or_default(),
             lease.left_ms.map_or_else(|| "-".to_owned(), time),
-            remarks(lease),
+            [group.map(of_group).unwrap_or_default(), remarks(lease)]
+                .into_iter()
+                .filter(|remark| !remark.is_empty())
+                .collect::<Vec<_>>()
+                .join("; "),
         ]
     };
     let heads = [
@@ -153,6 +173,7 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
                 format!("process {}", process(lease)),
                 match lease.scope {
                     LeaseScope::Thread => "while its threads run".to_owned(),
+                    LeaseScope::Cgroup => "while its control group runs".to_owned(),
                     _ => String::new(),
                 },
                 lease.held_ms.map(time).unwrap_or_default(),
@@ -221,7 +242,7 @@ pub(super) fn explained(answer: &ExplainOut, out: &mut dyn Write) -> io::Result<
     if let Some(why) = &answer.why {
         writeln!(out, "Why: {}", why.message)?;
         if !why.held_by.is_empty() {
-            leases(&why.held_by, out)?;
+            leases(&why.held_by, &[], out)?;
         }
     }
     for event in &answer.events {

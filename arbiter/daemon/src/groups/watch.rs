@@ -1,0 +1,252 @@
+//! The end of control groups: the kernel tells by `cgroup.events` of each whether something runs
+//! in it or below it (`populated`). Of a group that is gone, and of those for which there is no
+//! descriptor, a look twice a second finds out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::ops::Bound;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId};
+use rustix::event::{Timespec, epoll};
+
+use super::find::Tree;
+use crate::journal::Entry;
+use crate::service::Service;
+
+/// Most groups that are looked at in one go.
+const LOOKS_AT: usize = 256;
+/// Most news that are taken from the kernel at once.
+const BATCH: usize = 64;
+
+/// Leases that have ended with their groups, and why.
+pub(crate) type Ended = BTreeMap<LeaseId, Cause>;
+
+#[derive(Debug)]
+struct Watched {
+    leases: BTreeSet<LeaseId>,
+    group: Group,
+    /// Its `cgroup.events`; `None`: there are too many of them.
+    events: Option<File>,
+    /// Something has run in it.
+    populated: bool,
+    /// Until when something has to, since a lease holds counters for it.
+    arrive_by: Option<BootTime>,
+}
+
+/// What is watched.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    epoll: OwnedFd,
+    most: usize,
+    descriptors: usize,
+    of_lease: BTreeMap<LeaseId, GroupId>,
+    watched: BTreeMap<GroupId, Watched>,
+    /// Where they are, once one was looked for.
+    tree: Option<Tree>,
+    looked_at: Option<GroupId>,
+    ended: Ended,
+}
+
+impl Groups {
+    /// With `most` descriptors.
+    ///
+    /// # Errors
+    /// The kernel has no epoll for it.
+    pub(crate) fn new(most: usize) -> io::Result<Self> {
+        Ok(Groups {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            most,
+            descriptors: 0,
+            of_lease: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            tree: None,
+            looked_at: None,
+            ended: Ended::new(),
+        })
+    }
+
+    /// Can be read from when something has changed in a group.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Watches the groups of leases that came, and no more those of leases that ended.
+    pub(crate) fn follow(&mut self, service: &Service, entries: &[Entry], now: BootTime) {
+        for entry in entries {
+            match entry {
+                Entry::Lease(lease) => self.follow_lease(service, LeaseId(lease.id), now),
+                Entry::Ended(id) => self.follow_lease(service, LeaseId(*id), now),
+                Entry::Next(_) | Entry::Barred(_) | Entry::Pardoned(_) => {}
+            }
+        }
+    }
+
+    /// The same of all leases that there are, or were.
+    pub(crate) fn follow_all(&mut self, service: &Service, now: BootTime) {
+        let there = service.arbiter().leases().map(|lease| lease.id);
+        let all: BTreeSet<LeaseId> = there.chain(self.of_lease.keys().copied()).collect();
+        all.into_iter()
+            .for_each(|id| self.follow_lease(service, id, now));
+    }
+
+    fn follow_lease(&mut self, service: &Service, id: LeaseId, now: BootTime) {
+        let lease = service.arbiter().lease(id);
+        let group = lease.and_then(|lease| lease.terms.scope.group());
+        let Some((lease, group)) = lease.zip(group) else {
+            return self.leave(id);
+        };
+        let is_new = self.of_lease.insert(id, group.id).is_none();
+        if is_new {
+            self.watch(service, group, id);
+        }
+        let arrives = now.after(service.config().arrive);
+        if let Some(watched) = self.watched.get_mut(&group.id)
+            && lease.holds > 0
+            && !watched.populated
+        {
+            watched.arrive_by.get_or_insert(arrives);
+        }
+        if is_new {
+            // It may be empty, or gone, since it was asked for.
+            self.look_at(service, group.id, now);
+        }
+    }
+
+    fn watch(&mut self, service: &Service, group: &Group, lease: LeaseId) {
+        if let Some(watched) = self.watched.get_mut(&group.id) {
+            watched.leases.insert(lease);
+            return;
+        }
+        let events = Some(()).filter(|()| self.descriptors < self.most);
+        let events = events
+            .and_then(|()| self.events_of(service, group))
+            .filter(|events| {
+                let data = epoll::EventData::new_u64(group.id.0);
+                epoll::add(&self.epoll, events, data, epoll::EventFlags::PRI).is_ok()
+            });
+        self.descriptors += usize::from(events.is_some());
+        let watched = Watched {
+            leases: BTreeSet::from([lease]),
+            group: group.clone(),
+            events,
+            populated: false,
+            arrive_by: None,
+        };
+        self.watched.insert(group.id, watched);
+    }
+
+    /// The events of the group itself; `None`: it is gone, whoever has its path now.
+    fn events_of(&mut self, service: &Service, group: &Group) -> Option<File> {
+        if self.tree.is_none() {
+            self.tree = Tree::open(&service.config().root).ok();
+        }
+        let named = self.tree.as_ref()?.find(&group.path).ok()?;
+        let is_it = named.group.id == group.id;
+        named.events().ok().filter(|_| is_it)
+    }
+
+    fn leave(&mut self, lease: LeaseId) {
+        let Some(group) = self.of_lease.remove(&lease) else {
+            return;
+        };
+        let Some(watched) = self.watched.get_mut(&group) else {
+            return;
+        };
+        watched.leases.remove(&lease);
+        if watched.leases.is_empty() {
+            // With its last descriptor the epoll's goes.
+            let watched = self.watched.remove(&group);
+            let has_one = watched.is_some_and(|watched| watched.events.is_some());
+            self.descriptors -= usize::from(has_one);
+        }
+    }
+
+    /// Takes in what the kernel tells.
+    pub(crate) fn hear(&mut self, service: &Service, now: BootTime) {
+        let none = epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        };
+        let mut events = [none; BATCH];
+        let count = epoll::wait(&self.epoll, &mut events[..], Some(&Timespec::default()));
+        for event in &events[..count.unwrap_or(0)] {
+            self.look_at(service, GroupId(event.data.u64()), now);
+        }
+    }
+
+    /// Looks at a few: who has removed a group is not told of.
+    pub(crate) fn look(&mut self, service: &Service, now: BootTime) {
+        for _ in 0..self.watched.len().min(LOOKS_AT) {
+            let after = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
+            let mut next = self.watched.range((after, Bound::Unbounded));
+            let next = next.next().or(self.watched.first_key_value());
+            let Some(next) = next.map(|(id, _)| *id) else {
+                return;
+            };
+            self.looked_at = Some(next);
+            self.look_at(service, next, now);
+        }
+        let overdue = self
+            .watched
+            .values()
+            .filter(|watched| watched.is_overdue(now));
+        let overdue: Vec<GroupId> = overdue.map(|watched| watched.group.id).collect();
+        for group in overdue {
+            self.look_at(service, group, now);
+        }
+    }
+
+    fn look_at(&mut self, service: &Service, group: GroupId, now: BootTime) {
+        let Some(watched) = self.watched.get(&group) else {
+            return;
+        };
+        let populated = match &watched.events {
+            Some(events) => is_populated(events),
+            None => {
+                let group = watched.group.clone();
+                let events = self.events_of(service, &group);
+                events.and_then(|events| is_populated(&events))
+            }
+        };
+        let Some(watched) = self.watched.get_mut(&group) else {
+            return;
+        };
+        let why = match populated {
+            Some(true) => {
+                watched.populated = true;
+                watched.arrive_by = None;
+                return;
+            }
+            Some(false) if watched.is_overdue(now) => Cause::NobodyCame,
+            Some(false) if !watched.populated => return,
+            // It is gone, or all that ran in it.
+            None | Some(false) => Cause::GroupEmpty,
+        };
+        let leases = watched.leases.iter();
+        self.ended.extend(leases.map(|lease| (*lease, why)));
+    }
+
+    /// Those that have ended since this was asked last. `None`: none.
+    pub(crate) fn take(&mut self) -> Option<Ended> {
+        let ended = std::mem::take(&mut self.ended);
+        Some(ended).filter(|ended| !ended.is_empty())
+    }
+}
+
+impl Watched {
+    fn is_overdue(&self, now: BootTime) -> bool {
+        self.arrive_by.is_some_and(|by| by <= now)
+    }
+}
+
+/// Whether something runs in the group; `None`: it is gone. What is read is not news any more.
+fn is_populated(events: &File) -> Option<bool> {
+    let mut text = [0; 256];
+    let length = events.read_at(&mut text, 0).ok()?;
+    let mut lines = text[..length].split(|byte| *byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(b"populated "))?;
+    Some(line != b"0")
+}

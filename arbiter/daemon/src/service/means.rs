@@ -1,0 +1,127 @@
+//! What the names in a request mean on this host: threads by their numbers, a control group by
+//! its path. What was looked at is counted: it is paid for by who has asked.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
+
+use crate::convert::Means;
+use crate::groups::{Job, Named, NoGroup, Tree};
+use crate::peer::Client;
+use crate::task;
+
+pub(super) struct Meant<'a> {
+    pub(super) client: &'a Client,
+    pub(super) operator: bool,
+    pub(super) arbiter: &'a HostArbiter,
+    /// The kernel's files are below it.
+    pub(super) root: &'a Path,
+    /// For whom a control group is to be leased.
+    pub(super) job: Job,
+    pub(super) looks: &'a mut u64,
+}
+
+impl Means for Meant<'_> {
+    fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String> {
+        let threads = self.client.threads(numbers, self.operator, self.looks);
+        let threads = threads.map_err(|why| why.to_string())?;
+        self.are_in_no_leased_group(&threads)?;
+        Ok(threads)
+    }
+
+    fn group(&mut self, path: &str) -> Result<Group, String> {
+        self.found(path).map_err(|why| why.to_string())
+    }
+}
+
+impl Meant<'_> {
+    fn found(&mut self, path: &str) -> Result<Group, NoGroup> {
+        let path = absolute(path, self.client)?;
+        let named = Tree::open(self.root)?.find(&path)?;
+        *self.looks += 1 + named.group.above.len() as u64;
+        named.check(self.job, self.looks)?;
+        self.has_no_leased_thread(&named)?;
+        Ok(named.group)
+    }
+
+    /// A thread counts for its lease and for that of its group at a time, which nobody has
+    /// reckoned with.
+    fn has_no_leased_thread(&mut self, named: &Named) -> Result<(), NoGroup> {
+        let leases = self.arbiter.leases();
+        let mut for_threads = leases.filter_map(|lease| match &lease.terms.scope {
+            Scope::Thread(threads) => Some((lease.id, threads)),
+            Scope::Cpu | Scope::Group(_) => None,
+        });
+        let Some(first) = for_threads.next() else {
+            return Ok(());
+        };
+        let inside = named.threads(self.looks)?;
+        let mut all = std::iter::once(first).chain(for_threads);
+        let leased = all.find_map(|(id, threads)| {
+            let mut threads = threads.iter().map(|thread| thread.number);
+            Some((id, threads.find(|number| inside.contains(number))?))
+        });
+        match leased {
+            None => Ok(()),
+            Some((id, thread)) => Err(NoGroup::Leased {
+                path: named.group.path.clone(),
+                thread,
+                lease: id.0,
+            }),
+        }
+    }
+
+    /// The same the other way round.
+    fn are_in_no_leased_group(&mut self, threads: &[ThreadId]) -> Result<(), String> {
+        if self.arbiter.leased_groups().next().is_none() {
+            return Ok(());
+        }
+        let leased: BTreeSet<_> = self.arbiter.leased_groups().collect();
+        let tree = Tree::open(self.root).map_err(|why| why.to_string())?;
+        let mut seen = BTreeSet::new();
+        for thread in threads {
+            *self.looks += 1;
+            // One that has ended runs nowhere, and its end is told of.
+            let Some(path) = task::cgroup(thread.number).ok().flatten() else {
+                continue;
+            };
+            let Ok(path) = String::from_utf8(path) else {
+                continue;
+            };
+            if path == "/" || !seen.insert(path.clone()) {
+                continue;
+            }
+            // Removed since, with nothing in it.
+            let Ok(named) = tree.find(&path) else {
+                continue;
+            };
+            *self.looks += named.group.above.len() as u64;
+            let mut chain = named.group.above.iter().chain([&named.group.id]);
+            if chain.any(|group| leased.contains(group)) {
+                return Err(format!(
+                    "thread {} runs in control group '{path}', which has a lease or is below one \
+                     that has: what runs there counts by that lease",
+                    thread.number
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The path from the root of the hierarchy on.
+fn absolute(path: &str, client: &Client) -> Result<String, NoGroup> {
+    if path.starts_with('/') {
+        return Ok(path.to_owned());
+    }
+    let own = client.cgroup.as_deref();
+    let own = own.and_then(|own| std::str::from_utf8(own).ok());
+    let wrong = |why| NoGroup::Path(path.to_owned(), why);
+    let own = own.ok_or_else(|| wrong("the caller's own group is not known here"))?;
+    match path {
+        "" => Err(wrong("it is empty")),
+        "." => Ok(own.to_owned()),
+        below => Ok(format!("{}/{below}", own.strip_suffix('/').unwrap_or(own))),
+    }
+}

@@ -1,0 +1,492 @@
+//! Leases for control groups: trees of groups made by hand, processes that come and go in them,
+//! arbiters that are killed, and names that are others' by now. Where no hierarchy of version 2
+//! can be written to, that is said, and nothing is tried.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use umpire_lease::{
+    Arbiter, CallError, Counters, GroupsOut, Lease, LeaseScope, NoReply, Reason, Request,
+};
+
+use super::fixture::{Daemon, LONG};
+use super::python::python3;
+
+/// Where version 2 is mounted, whole.
+fn top() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mut tops = mounts.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let mut words = mount.split(' ').skip(3);
+        let is_whole = kind.starts_with("cgroup2 ") && words.next() == Some("/");
+        words.next().filter(|_| is_whole).map(PathBuf::from)
+    });
+    tops.next()
+}
+
+/// A group of the test's own, with all that is made and run below it.
+struct Slice {
+    folder: PathBuf,
+    path: String,
+    children: Vec<Child>,
+}
+
+impl Slice {
+    /// `None`: there can be none here, as was said.
+    fn new(test: &str) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = format!("/umpire-test-{}-{next}", std::process::id());
+        let made = top().and_then(|top| {
+            let folder = top.join(&path[1..]);
+            fs::create_dir(&folder).ok().map(|()| folder)
+        });
+        if made.is_none() {
+            println!("skipped: {test}: no control groups of version 2 can be made here");
+        }
+        Some(Slice {
+            folder: made?,
+            path,
+            children: Vec::new(),
+        })
+    }
+
+    fn path(&self, below: &str) -> String {
+        format!("{}{below}", self.path)
+    }
+
+    fn make(&self, below: &str) -> String {
+        fs::create_dir(self.folder.join(&below[1..])).expect("a group");
+        self.path(below)
+    }
+
+    fn remove(&self, below: &str) {
+        let folder = self.folder.join(&below[1..]);
+        let until = Instant::now() + LONG;
+        // Who has ended leaves a moment later.
+        while fs::remove_dir(&folder).is_err() {
+            assert!(Instant::now() < until, "{below} cannot be removed");
+            pause();
+        }
+    }
+
+    /// Runs a process in a group. Returns its place among those that were run.
+    fn run(&mut self, below: &str) -> usize {
+        let mut command = Command::new("cat");
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let child = child.expect("cat starts");
+        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
+        fs::write(procs, child.id().to_string()).expect("it goes there");
+        self.children.push(child);
+        self.children.len() - 1
+    }
+
+    fn kill(&mut self, child: usize) {
+        let child = &mut self.children[child];
+        let _ = child.kill();
+        child.wait().expect("it is ours");
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        (0..self.children.len()).for_each(|child| self.kill(child));
+        remove_all(&self.folder);
+    }
+}
+
+fn remove_all(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_all(&entry.path());
+        }
+    }
+    for _ in 0..1000 {
+        if fs::remove_dir(folder).is_ok() {
+            return;
+        }
+        pause();
+    }
+}
+
+fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(5));
+}
+
+const POLICY: &str = "arrive-ms = 300\naudit = \"AUDIT\"\n[[pmu]]\nprogrammable = 4\ncpus = \"0\"\n\
+     [[tenant]]\nname = \"prolog\"\nusers = [0]\nfor-others = true\n\
+     [[tenant]]\nname = \"jobs\"\nusers = [65534]\n";
+
+fn daemon(policy: &str) -> Daemon {
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit").display().to_string();
+    let mut daemon = Daemon::in_folder(folder, &[], &policy.replace("AUDIT", &audit));
+    daemon.begin();
+    daemon
+}
+
+fn request(cgroup: &str, count: u32) -> Request {
+    Request {
+        counters: vec![Counters::programmable(count)],
+        scope: Some(LeaseScope::Cgroup),
+        cgroup: Some(cgroup.to_owned()),
+        ..Request::default()
+    }
+}
+
+/// What is granted stays though the connection that asked has ended.
+fn lease(daemon: &Daemon, request: &Request) -> Result<Lease, (Reason, String)> {
+    let arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+    match arbiter.acquire(request) {
+        Ok(held) => Ok(held.lease().clone()),
+        Err(CallError::Refused(refusal)) => Err((refusal.reason, refusal.message)),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn granted(daemon: &Daemon, cgroup: &str, count: u32) -> u64 {
+    lease(daemon, &request(cgroup, count)).expect("a lease").id
+}
+
+fn there(daemon: &Daemon) -> Vec<u64> {
+    let mut arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+    let leases = arbiter.leases().expect("leases");
+    leases.iter().map(|lease| lease.id).collect()
+}
+
+fn until_there(daemon: &Daemon, expected: &[u64]) {
+    let until = Instant::now() + LONG;
+    while there(daemon) != expected {
+        assert!(Instant::now() < until, "{:?}", there(daemon));
+        pause();
+    }
+}
+
+fn whole_cpu(count: u32) -> Request {
+    Request {
+        counters: vec![Counters::programmable(count)],
+        ..Request::default()
+    }
+}
+
+fn umpire(daemon: &Daemon, words: &[&str]) -> Output {
+    let mut command = Command::new(guest_tests::umpire::path());
+    command.args(words).arg("--arbiter").arg(daemon.socket());
+    command.output().expect("umpire starts")
+}
+
+#[test]
+fn what_a_group_holds_is_the_groups_until_nothing_runs_there() {
+    let Some(mut slice) = Slice::new("what_a_group_holds_is_the_groups") else {
+        return;
+    };
+    let mut daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let first = slice.run("/job");
+    let words = ["lease", "--cgroup", &job, "--counters", "2"];
+    let asked = umpire(&daemon, &words);
+    let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+    assert!(asked.status.success(), "{asked:?}");
+    assert!(
+        said.contains("lease 1: 2 of 2") && said.contains(&job),
+        "{said}"
+    );
+    let listed = umpire(&daemon, &["leases"]);
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(&job));
+    let (reason, _) = lease(&daemon, &whole_cpu(3)).expect_err("two are the job's");
+    assert_eq!(reason, Reason::Held);
+
+    // Whoever is in it keeps it, over a crash of the arbiter too; nobody has to come back.
+    daemon.kill();
+    daemon.begin();
+    let second = slice.run("/job");
+    slice.kill(first);
+    let mut arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+    let leases = arbiter.leases().expect("leases");
+    assert_eq!(leases[0].state.to_string(), "holds");
+    assert_eq!(leases[0].scope, LeaseScope::Cgroup);
+    slice.kill(second);
+    until_there(&daemon, &[]);
+    drop(lease(&daemon, &whole_cpu(4)).expect("all are free"));
+}
+
+#[test]
+fn groups_in_groups_end_in_every_order() {
+    let Some(mut slice) = Slice::new("groups_in_groups_end_in_every_order") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let names = ["/a", "/a/b", "/a/b/c"];
+    for (round, order) in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let paths = names.map(|name| slice.make(name));
+        let run = names.map(|name| slice.run(name));
+        let first = 3 * round as u64 + 1;
+        assert_eq!(granted(&daemon, &paths[0], 3), first);
+        // A path from the first on has what the first has, together.
+        assert_eq!(granted(&daemon, &paths[1], 2), first + 1);
+        let (reason, message) = lease(&daemon, &request(&paths[2], 2)).expect_err("one is left");
+        assert_eq!(reason, Reason::BeyondGroup, "{message}");
+        assert_eq!(granted(&daemon, &paths[2], 1), first + 2);
+        // Another group may have what these do not have while they run.
+        let mut ended = [false; 3];
+        for one in order {
+            slice.kill(run[one]);
+            ended[one] = true;
+            // A group is empty once those in it are, too.
+            let left: Vec<u64> = (0..3)
+                .filter(|at| ended[*at..].contains(&false))
+                .map(|at| first + at as u64)
+                .collect();
+            until_there(&daemon, &left);
+        }
+        names.iter().rev().for_each(|name| slice.remove(name));
+    }
+}
+
+#[test]
+fn who_does_not_come_in_time_has_nothing() {
+    let Some(mut slice) = Slice::new("who_does_not_come_in_time_has_nothing") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let [late, early, gone] = ["/late", "/early", "/gone"].map(|name| slice.make(name));
+    let late = granted(&daemon, &late, 1);
+    let early = granted(&daemon, &early, 1);
+    let gone = granted(&daemon, &gone, 1);
+    slice.run("/early");
+    slice.remove("/gone");
+    until_there(&daemon, &[early]);
+    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
+    let why = |id: u64| {
+        let is_end = |line: &&str| {
+            line.contains(r#""event":"ended""#) && line.contains(&format!(r#""lease":{id},"#))
+        };
+        let line = audit.lines().find(is_end).expect("its end");
+        let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        value["why"].as_str().expect("a word").to_owned()
+    };
+    assert_eq!(why(late), "nobody-came");
+    assert_eq!(why(gone), "group-empty");
+}
+
+#[test]
+fn a_name_that_is_anothers_by_now_holds_nothing() {
+    let Some(mut slice) = Slice::new("a_name_that_is_anothers_by_now_holds_nothing") else {
+        return;
+    };
+    let mut daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let child = slice.run("/job");
+    granted(&daemon, &job, 4);
+    daemon.kill();
+    slice.kill(child);
+    slice.remove("/job");
+    slice.make("/job");
+    slice.run("/job");
+    daemon.begin();
+    until_there(&daemon, &[]);
+    assert_eq!(granted(&daemon, &job, 4), 2);
+}
+
+/// Sends a request, and prints whether it was granted, or why not.
+const ASK: &str = r#"
+import json, socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+request = {"counters": [{"count": 1}], "scope": "cgroup", **json.loads(sys.argv[2])}
+client.sendall(json.dumps({"method": "io.umpire.Arbiter.Acquire", "parameters": {"request": request}}).encode() + b"\0")
+answer = b""
+while not answer.endswith(b"\0"):
+    answer += client.recv(65536)
+answer = json.loads(answer[:-1])
+if "error" in answer:
+    print("refused", answer["parameters"]["refusal"]["message"])
+else:
+    print("granted", answer["parameters"]["lease"]["tenant"], answer["parameters"]["lease"]["uid"])
+"#;
+
+fn ask(daemon: &Daemon, before: &[&str], request: &str) -> String {
+    let mut command = Command::new(before[0]);
+    let command = command.args(&before[1..]).args([python3(), "-c", ASK]);
+    let asked = command.arg(daemon.socket()).arg(request).output();
+    let asked = asked.expect("it starts");
+    let said = String::from_utf8_lossy(&asked.stdout);
+    format!("{said}{}", String::from_utf8_lossy(&asked.stderr))
+}
+
+const AS_NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid",
+    "65534",
+    "--regid",
+    "65534",
+    "--clear-groups",
+];
+
+fn open_to_all(daemon: &Daemon) {
+    use std::os::unix::fs::PermissionsExt;
+    for path in [daemon.folder.path(), &daemon.socket()] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    }
+}
+
+#[test]
+fn what_is_no_group_of_the_callers_is_refused_and_nothing_is_held() {
+    let Some(mut slice) = Slice::new("what_is_no_group_of_the_callers") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    open_to_all(&daemon);
+    let job = slice.make("/job");
+    for (path, why) in [
+        (format!("{job}/../job"), "'.' or '..'"),
+        (format!("{job}//x"), "is empty"),
+        (slice.path("/nobody"), "is not there"),
+        ("/".to_owned(), "scope cpu"),
+        (format!("{job}/cgroup.procs"), "is not there"),
+        (format!("/{}", "x/".repeat(100)), "too many others"),
+        ("/".to_owned() + &"x".repeat(5000), "no control group"),
+        (".".to_owned(), "scope cpu"),
+    ] {
+        let (reason, message) = lease(&daemon, &request(&path, 1)).expect_err(&path);
+        assert_eq!(reason, Reason::WrongRequest);
+        assert!(
+            message.contains(why) && !message.contains('\n'),
+            "{path}: {message}"
+        );
+    }
+    // Empty, and root's; then with somebody of root's in it.
+    let of_job = format!(r#"{{"cgroup": "{job}"}}"#);
+    let said = ask(&daemon, &AS_NOBODY, &of_job);
+    assert!(said.contains("empty and another user's"), "{said}");
+    slice.run("/job");
+    let said = ask(&daemon, &AS_NOBODY, &of_job);
+    assert!(said.contains("not of user 65534"), "{said}");
+    // Nor does one user ask for another.
+    let for_root = format!(r#"{{"cgroup": "{job}", "for_uid": 0, "for_gid": 0}}"#);
+    let said = ask(&daemon, &AS_NOBODY, &for_root);
+    assert!(said.contains("for-others"), "{said}");
+    // More groups than anybody looks at for one lease.
+    slice.make("/bomb");
+    (0..300).for_each(|at| drop(slice.make(&format!("/bomb/{at}"))));
+    let bomb = format!(r#"{{"cgroup": "{}"}}"#, slice.path("/bomb"));
+    let said = ask(&daemon, &AS_NOBODY, &bomb);
+    assert!(said.contains("too many groups"), "{said}");
+    assert_eq!(there(&daemon), [0; 0]);
+    drop(lease(&daemon, &whole_cpu(4)).expect("nothing is held"));
+}
+
+#[test]
+fn a_group_is_leased_for_others_by_a_right_of_its_own() {
+    let Some(mut slice) = Slice::new("a_group_is_leased_for_others") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let for_nobody = Request {
+        for_uid: Some(65534),
+        for_gid: Some(65534),
+        ..request(&job, 2)
+    };
+    // It is empty: the job comes.
+    let lease_of_job = lease(&daemon, &for_nobody).expect("a lease");
+    assert_eq!(
+        (lease_of_job.tenant.as_str(), lease_of_job.uid),
+        ("jobs", 65534)
+    );
+    let mut arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+    let GroupsOut { groups } = arbiter.call("Groups", &NoReply {}).expect("groups");
+    assert_eq!(groups[0].path, job);
+    assert_eq!(groups[0].by_tenant.as_deref(), Some("prolog"));
+    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
+    let line = audit.lines().find(|line| line.contains(&job)).expect("it");
+    for word in [
+        r#""tenant":"jobs""#,
+        r#""asked_by":"prolog""#,
+        r#""uid":65534"#,
+    ] {
+        assert!(line.contains(word), "{line}");
+    }
+    // Whose processes are not the job's is not its group.
+    slice.make("/other");
+    slice.run("/other");
+    let other = Request {
+        cgroup: Some(slice.path("/other")),
+        ..for_nobody.clone()
+    };
+    let (_, message) = lease(&daemon, &other).expect_err("it is root's");
+    assert!(
+        message.contains("not of user 65534 and group 65534"),
+        "{message}"
+    );
+    let unknown = Request {
+        for_uid: Some(4242),
+        for_gid: Some(4242),
+        ..request(&job, 1)
+    };
+    let (reason, _) = lease(&daemon, &unknown).expect_err("it has no tenant");
+    assert_eq!(reason, Reason::UnknownTenant);
+}
+
+#[test]
+fn whoever_is_in_a_namespace_names_its_own_group() {
+    let Some(slice) = Slice::new("whoever_is_in_a_namespace_names_its_own_group") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let [job, inner] = ["/job", "/job/inner"].map(|name| slice.make(name));
+    let procs = slice
+        .folder
+        .join("job/inner/cgroup.procs")
+        .display()
+        .to_string();
+    let into = format!("echo $$ > {procs}; exec unshare --cgroup \"$@\"");
+    let before = ["sh", "-c", &into, "sh"];
+    let said = ask(&daemon, &before, r#"{"cgroup": "."}"#);
+    if said.contains("unshare failed") {
+        println!("skipped: whoever_is_in_a_namespace_names_its_own_group: {said}");
+        return;
+    }
+    assert!(said.starts_with("granted"), "{said}");
+    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
+    assert!(audit.contains(&inner), "{job}: {audit}");
+    until_there(&daemon, &[]);
+}
+
+#[test]
+fn threads_with_leases_and_groups_do_not_mix() {
+    let Some(mut slice) = Slice::new("threads_with_leases_and_groups_do_not_mix") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let child = slice.run("/job");
+    let of_thread = Request {
+        counters: vec![Counters::programmable(1)],
+        scope: Some(LeaseScope::Thread),
+        threads: Some(vec![slice.children[child].id()]),
+        ..Request::default()
+    };
+    let arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+    let held = arbiter.acquire(&of_thread).expect("a lease");
+    let (_, message) = lease(&daemon, &request(&job, 1)).expect_err("a thread has one");
+    assert!(message.contains("has a lease of its own"), "{message}");
+    drop(held);
+    until_there(&daemon, &[]);
+    granted(&daemon, &job, 1);
+    let (_, message) = lease(&daemon, &of_thread).expect_err("its group has one");
+    assert!(message.contains("counts by that lease"), "{message}");
+}
