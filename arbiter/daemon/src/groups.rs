@@ -1,10 +1,360 @@
-//! Control groups (version 2) that leases are for: found by a path once, known by the kernel's
-//! number from then on, and watched until nothing runs in them. The number is that of the
-//! group's inode, which the kernel gives to no other one before the next boot; a path may be
-//! another's by now.
+//! Control groups (version 2): which one a path means, and who runs in it. A group is found by a
+//! path once, and known by the kernel's number from then on: that of its inode, which the kernel
+//! gives to no other one before the next boot. A path may be another's by now.
 
-mod find;
-mod watch;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
-pub(crate) use find::{Job, Named, NoGroup, Tree};
-pub(crate) use watch::{Ended, Groups};
+use arbiter_host::{Group, GroupId};
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::config::hierarchies;
+use crate::task::Task;
+
+/// Groups are in no more others.
+const DEEPEST: usize = 64;
+/// Most bytes of a path, as the kernel has it.
+const LONGEST: usize = 4096;
+/// What is looked at for one lease at most: each process takes some system calls, of a thread only
+/// the number is read.
+const PROCESSES: Most = Most {
+    groups: 128,
+    numbers: 1024,
+};
+const THREADS: Most = Most {
+    groups: 1024,
+    numbers: 1 << 14,
+};
+
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    groups: usize,
+    numbers: usize,
+}
+
+/// Of a file that lists numbers, so many bytes are read.
+const MOST_BYTES: u64 = 1 << 20;
+/// `CGROUP2_SUPER_MAGIC` of `<linux/magic.h>`.
+const CGROUP2: i64 = 0x6367_7270;
+
+/// A control group cannot be had. Each prints as one line.
+#[derive(Debug, Error)]
+pub(crate) enum NoGroup {
+    #[error(
+        "this host has no control groups of version 2 where the arbiter sees them (mount -t \
+         cgroup2)"
+    )]
+    NoHierarchy,
+    #[error(
+        "cgroup '{0}': {1}; write it as /proc/PID/cgroup has it behind '0::', or without the \
+         first '/' from the caller's own group on"
+    )]
+    Path(String, &'static str),
+    #[error("cgroup '{0}': that is everything; ask with scope cpu")]
+    Root(String),
+    #[error("cgroup '{0}' is not there; make it first")]
+    NotThere(String),
+    #[error("cgroup '{0}' is no control group of version 2")]
+    NotV2(String),
+    #[error("cgroup '{0}' is threaded; name the group above it that has processes of its own")]
+    Threaded(String),
+    #[error(
+        "cgroup '{0}': too much runs in it, or in too many groups below it, to see whose it is"
+    )]
+    TooMany(String),
+    #[error(
+        "cgroup '{0}': process {1} in it is not of user {2}; a group is leased whose \
+         processes are all of one user"
+    )]
+    Foreign(String, u32, Who),
+    #[error("cgroup '{0}' is empty and another user's; have somebody run in it first")]
+    NotOwn(String),
+    #[error("cgroup '{0}': a process in it is of a PID namespace that the arbiter does not see")]
+    Outside(String),
+    #[error(
+        "thread {thread} of cgroup '{path}' has a lease of its own (lease {lease}); end that first"
+    )]
+    Leased {
+        path: String,
+        thread: u32,
+        lease: u64,
+    },
+    #[error("cgroup '{0}' cannot be looked at: {1}")]
+    Io(String, io::Error),
+}
+
+/// A user, and a group of users where one was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub(crate) uid: u32,
+    pub(crate) gid: Option<u32>,
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.gid {
+            None => write!(f, "{}", self.uid),
+            Some(gid) => write!(f, "{} and group {gid}", self.uid),
+        }
+    }
+}
+
+/// For whom a group is to be leased.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Job {
+    /// For whoever runs in it: an operator asks.
+    Anybody,
+    /// For the user that asks.
+    Own(u32),
+    /// For a user that does not ask itself; the group may be made for it, and empty.
+    Others { uid: u32, gid: u32 },
+}
+
+impl Job {
+    fn who(self) -> Option<Who> {
+        match self {
+            Job::Anybody => None,
+            Job::Own(uid) => Some(Who { uid, gid: None }),
+            Job::Others { uid, gid } => Some(Who {
+                uid,
+                gid: Some(gid),
+            }),
+        }
+    }
+}
+
+/// The groups of this host.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    top: OwnedFd,
+}
+
+/// A group that a path has meant. It stays the same, whoever has the path later.
+#[derive(Debug)]
+pub(crate) struct NamedGroup {
+    folder: OwnedFd,
+    pub(crate) group: Group,
+}
+
+impl Tree {
+    /// Where the whole hierarchy is mounted, on hosts that have no other and on those that have
+    /// others beside it.
+    pub(crate) fn open(root: &Path) -> Result<Self, NoGroup> {
+        let mounted = hierarchies(root).unwrap_or_default();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let tops = mounted
+            .iter()
+            .filter_map(|path| open(path, flags, Mode::empty()).ok());
+        // Something else may be mounted over it.
+        let mut tops = tops.filter(|top| is_v2(top).is_ok_and(|is| is));
+        let top = tops.next().ok_or(NoGroup::NoHierarchy)?;
+        Ok(Tree { top })
+    }
+
+    /// The group that an absolute path means now.
+    pub(crate) fn find(&self, path: &str) -> Result<NamedGroup, NoGroup> {
+        let names = names(path)?;
+        let failed = |error| failed(path, error);
+        let mut folder: Option<OwnedFd> = None;
+        let mut chain = Vec::new();
+        for name in names {
+            // What a group is in stays what it is in: each is opened in the one above it.
+            let above = folder.as_ref().unwrap_or(&self.top);
+            let next = below(above, name).map_err(failed)?;
+            if !is_v2(&next).map_err(failed)? {
+                return Err(NoGroup::NotV2(path.to_owned()));
+            }
+            chain.push(GroupId(fstat(&next).map_err(failed)?.st_ino));
+            folder = Some(next);
+        }
+        let (Some(folder), Some(id)) = (folder, chain.pop()) else {
+            return Err(NoGroup::Root(path.to_owned()));
+        };
+        let group = Group {
+            id,
+            above: chain,
+            path: path.to_owned(),
+        };
+        Ok(NamedGroup { folder, group })
+    }
+}
+
+/// The names that an absolute path is made of.
+fn names(path: &str) -> Result<Vec<&str>, NoGroup> {
+    let wrong = |why| Err(NoGroup::Path(path.chars().take(256).collect(), why));
+    let Some(inner) = path.strip_prefix('/') else {
+        return wrong("it does not begin at the root of the hierarchy");
+    };
+    if path.len() > LONGEST || path.contains(['\0', '\n']) {
+        return wrong("no control group has such a path");
+    }
+    let inner = inner.strip_suffix('/').unwrap_or(inner);
+    if inner.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names: Vec<&str> = inner.split('/').collect();
+    if names.iter().any(|name| matches!(*name, "." | "..")) {
+        return wrong("it has '.' or '..' for a name");
+    }
+    if names.iter().any(|name| name.is_empty()) {
+        return wrong("a name in it is empty");
+    }
+    if names.len() > DEEPEST {
+        return wrong("it is in too many others");
+    }
+    Ok(names)
+}
+
+/// The folder of this name in another, and nothing that a link or a mount puts there.
+fn below(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    openat2(folder, name, flags, Mode::empty(), resolve)
+}
+
+fn is_v2(folder: &impl AsFd) -> rustix::io::Result<bool> {
+    Ok(i64::try_from(fstatfs(folder)?.f_type).is_ok_and(|kind| kind == CGROUP2))
+}
+
+fn failed(path: &str, error: Errno) -> NoGroup {
+    match error {
+        Errno::NOENT | Errno::NODEV | Errno::NOTDIR => NoGroup::NotThere(path.to_owned()),
+        Errno::LOOP | Errno::XDEV => NoGroup::NotV2(path.to_owned()),
+        Errno::OPNOTSUPP => NoGroup::Threaded(path.to_owned()),
+        other => NoGroup::Io(path.to_owned(), other.into()),
+    }
+}
+
+impl NamedGroup {
+    /// Its `cgroup.events`, which tells whether something runs in it.
+    pub(crate) fn events(&self) -> rustix::io::Result<File> {
+        file(&self.folder, "cgroup.events")
+    }
+
+    /// Whether it may be leased for that one: all that runs in it and below it is of it.
+    /// Adds to `looks` how many were looked at.
+    pub(crate) fn check(&self, job: Job, looks: &mut u64) -> Result<(), NoGroup> {
+        let path = || self.group.path.clone();
+        let Some(who) = job.who() else {
+            // Still it has to be one that tells of its end.
+            return self
+                .events()
+                .map(drop)
+                .map_err(|error| failed(&path(), error));
+        };
+        let processes = self.numbers("cgroup.procs", PROCESSES, looks)?;
+        *looks += processes.len() as u64;
+        if let (Job::Own(uid), true) = (job, processes.is_empty()) {
+            let owner = fstat(&self.folder)
+                .map_err(|error| failed(&path(), error))?
+                .st_uid;
+            return (owner == uid)
+                .then_some(())
+                .ok_or_else(|| NoGroup::NotOwn(path()));
+        }
+        for process in processes {
+            let task = Task::of(process).map_err(|error| NoGroup::Io(path(), error))?;
+            // One that has ended meanwhile runs there no more.
+            let is_foreign = task.is_some_and(|task| !task.is_of(who.uid, who.gid));
+            if is_foreign {
+                return Err(NoGroup::Foreign(path(), process, who));
+            }
+        }
+        Ok(())
+    }
+
+    /// The numbers of the threads that run in it and below it.
+    pub(crate) fn threads(&self, looks: &mut u64) -> Result<BTreeSet<u32>, NoGroup> {
+        self.numbers("cgroup.threads", THREADS, looks)
+    }
+
+    /// The numbers in a file of it, and of all groups below it.
+    fn numbers(&self, name: &str, most: Most, looks: &mut u64) -> Result<BTreeSet<u32>, NoGroup> {
+        let path = || self.group.path.clone();
+        let too_many = || NoGroup::TooMany(path());
+        let mut numbers = BTreeSet::new();
+        let mut groups = vec![below(&self.folder, ".").map_err(|error| failed(&path(), error))?];
+        let mut seen = 0;
+        while let Some(folder) = groups.pop() {
+            seen += 1;
+            *looks += 1;
+            let read = numbers_in(&folder, name).and_then(|there| {
+                let below = folders(&folder, most.groups)?;
+                Ok((there, below))
+            });
+            let (there, below) = match read {
+                // It was removed meanwhile, with nothing in it.
+                Err(Errno::NOENT | Errno::NODEV) if seen > 1 => continue,
+                read => read.map_err(|error| failed(&path(), error))?,
+            };
+            numbers.extend(there);
+            groups.extend(below);
+            if numbers.len() > most.numbers || seen + groups.len() > most.groups {
+                return Err(too_many());
+            }
+        }
+        if numbers.contains(&0) {
+            return Err(NoGroup::Outside(path()));
+        }
+        Ok(numbers)
+    }
+}
+
+fn file(folder: &OwnedFd, name: &str) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    openat2(folder, name, flags, Mode::empty(), resolve).map(File::from)
+}
+
+fn numbers_in(folder: &OwnedFd, name: &str) -> rustix::io::Result<Vec<u32>> {
+    let mut text = String::new();
+    let file = file(folder, name)?;
+    let read = io::Read::read_to_string(&mut io::Read::take(file, MOST_BYTES), &mut text);
+    if let Err(error) = read {
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    // What was cut off is more than is looked at in any case.
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// The groups in one; of more than `most`, some.
+fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Vec<OwnedFd>> {
+    let all = openat2(
+        folder,
+        ".",
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH,
+    )?;
+    let mut found = Vec::new();
+    for entry in Dir::new(all)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if entry.file_type() != FileType::Directory || matches!(name, b"." | b"..") {
+            continue;
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match openat2(
+            folder,
+            entry.file_name(),
+            flags,
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
+        ) {
+            Err(Errno::NOENT) => {}
+            below => found.push(below?),
+        }
+        if found.len() > most {
+            break;
+        }
+    }
+    Ok(found)
+}

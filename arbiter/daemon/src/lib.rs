@@ -22,6 +22,7 @@ mod config;
 mod connections;
 mod convert;
 mod event_loop;
+mod group_watch;
 mod groups;
 mod host;
 mod http;

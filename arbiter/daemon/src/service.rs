@@ -36,7 +36,6 @@ use varlink::Request;
 
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Means, Wrong};
-use crate::groups;
 use crate::journal::{Barred, Entry, Stored};
 use crate::metrics::{InUse, Metrics};
 use crate::peer::Client;
@@ -228,7 +227,7 @@ impl Service {
     }
 
     /// Leases have ended with what ran in their control groups.
-    pub(crate) fn groups_ended(&mut self, ended: &groups::Ended, now: BootTime) {
+    pub(crate) fn groups_ended(&mut self, ended: &BTreeMap<LeaseId, Cause>, now: BootTime) {
         for (&id, &why) in ended {
             self.book.end_now(&[id], why, now);
         }
@@ -518,14 +517,7 @@ impl Service {
         let (config, arbiter) = (&self.config, self.book.arbiter());
         let (owner, job) = call::owner_or_job(config, arbiter, calling, request)?;
         self.bars.check(owner.uid)?;
-        let mut means = Meant {
-            client: calling.client,
-            operator: calling.caller.operator,
-            arbiter,
-            root: &config.root,
-            job,
-            looks: &mut self.looks,
-        };
+        let mut means = Meant::new(calling, arbiter, &config.root, job, &mut self.looks);
         let terms = convert::terms(config, arbiter, owner.tenant, request, &mut means);
         let terms = terms.map_err(|Wrong(what)| Denial::wrong(what))?;
         Ok((owner, terms))

@@ -117,7 +117,7 @@ fn pause() {
 }
 
 const POLICY: &str = "arrive-ms = 300\naudit = \"AUDIT\"\n[[pmu]]\nprogrammable = 4\ncpus = \"0\"\n\
-     [[tenant]]\nname = \"prolog\"\nusers = [0]\nfor-others = true\n\
+     [[tenant]]\nname = \"prolog\"\nusers = [0]\nwhole-cpus = true\nfor-others = true\n\
      [[tenant]]\nname = \"jobs\"\nusers = [65534]\n";
 
 fn daemon(policy: &str) -> Daemon {

@@ -161,7 +161,7 @@ static void wrong(void)
 	terms.cgroup = "/a/../b";
 	REFUSED(EINVAL, "cgroup");
 	terms.for_uid = 1;
-	REFUSED(EINVAL, "for_uid");
+	REFUSED(EPERM, "for-others");
 	assert(umpire_lease_acquire(NULL, NULL) == NULL && errno == EINVAL);
 	assert(umpire_lease_acquire("/nowhere", &terms) == NULL && errno == ENOENT);
 	assert(strstr(umpire_lease_error(), "umpire arbiterd") != NULL);

@@ -8,7 +8,7 @@ use arbiter_host::BootTime;
 
 use crate::audit::{Record, Trail, unix_ms};
 use crate::commit::Committer;
-use crate::groups::Groups;
+use crate::group_watch::Groups;
 use crate::host::HostFiles;
 use crate::journal::{Recalled, Stored};
 use crate::service::{Output, Service};

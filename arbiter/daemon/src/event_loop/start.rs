@@ -23,7 +23,7 @@ use crate::audit::{Trail, unix_ms};
 use crate::broker::{Broker, PREFIX};
 use crate::config::{ArbiterConfig, ConfigError, Members};
 use crate::connections::{Complaints, Rates, Table};
-use crate::groups::Groups;
+use crate::group_watch::Groups;
 use crate::host::HostFiles;
 use crate::journal::Recalled;
 use crate::manager::Manager;

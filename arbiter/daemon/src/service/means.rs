@@ -6,20 +6,19 @@ use std::path::Path;
 
 use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
 
+use super::call::Calling;
 use crate::convert::Means;
-use crate::groups::{Job, Named, NoGroup, Tree};
+use crate::groups::{Job, NamedGroup, NoGroup, Tree};
 use crate::peer::Client;
 use crate::task;
 
 pub(super) struct Meant<'a> {
-    pub(super) client: &'a Client,
-    pub(super) operator: bool,
-    pub(super) arbiter: &'a HostArbiter,
-    /// The kernel's files are below it.
-    pub(super) root: &'a Path,
-    /// For whom a control group is to be leased.
-    pub(super) job: Job,
-    pub(super) looks: &'a mut u64,
+    client: &'a Client,
+    operator: bool,
+    arbiter: &'a HostArbiter,
+    root: &'a Path,
+    job: Job,
+    looks: &'a mut u64,
 }
 
 impl Means for Meant<'_> {
@@ -35,7 +34,26 @@ impl Means for Meant<'_> {
     }
 }
 
-impl Meant<'_> {
+impl<'a> Meant<'a> {
+    /// What somebody means who calls. The kernel's files are below `root`; a control group is to be
+    /// leased for `job`; `looks` grows by what was looked at.
+    pub(super) fn new(
+        calling: &Calling<'a>,
+        arbiter: &'a HostArbiter,
+        root: &'a Path,
+        job: Job,
+        looks: &'a mut u64,
+    ) -> Self {
+        Meant {
+            client: calling.client,
+            operator: calling.caller.operator,
+            arbiter,
+            root,
+            job,
+            looks,
+        }
+    }
+
     fn found(&mut self, path: &str) -> Result<Group, NoGroup> {
         let path = absolute(path, self.client)?;
         let named = Tree::open(self.root)?.find(&path)?;
@@ -47,7 +65,7 @@ impl Meant<'_> {
 
     /// A thread counts for its lease and for that of its group at a time, which nobody has
     /// reckoned with.
-    fn has_no_leased_thread(&mut self, named: &Named) -> Result<(), NoGroup> {
+    fn has_no_leased_thread(&mut self, named: &NamedGroup) -> Result<(), NoGroup> {
         let leases = self.arbiter.leases();
         let mut for_threads = leases.filter_map(|lease| match &lease.terms.scope {
             Scope::Thread(threads) => Some((lease.id, threads)),

@@ -10,11 +10,15 @@ use arbiter::PerKind;
 use crate::ids::{GroupId, LeaseId, TenantId};
 use crate::terms::Group;
 
-use super::pool::{MOST_UNIONS, Need};
+/// Most unions of the sets that are asked for on one PMU.
+pub(super) const MOST_UNIONS: usize = 64;
+
+/// How many demands are confined to each union.
+pub(super) type Need = [u8; MOST_UNIONS];
 
 /// What one lease of a group holds there.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Share {
+pub(super) struct GroupShare {
     pub(super) lease: LeaseId,
     pub(super) tenant: TenantId,
     /// How many demands are confined to each union.
@@ -40,12 +44,12 @@ pub(super) struct Beyond {
 #[derive(Clone, Debug)]
 struct Node {
     above: Vec<GroupId>,
-    shares: Vec<Share>,
+    shares: Vec<GroupShare>,
 }
 
 impl Node {
     /// What its leases hold together, of what `of` says of one.
-    fn own<const N: usize>(&self, of: &impl Fn(&Share) -> [u8; N]) -> [u8; N] {
+    fn own<const N: usize>(&self, of: &impl Fn(&GroupShare) -> [u8; N]) -> [u8; N] {
         let shares = self.shares.iter().map(of);
         shares.fold([0; N], sum)
     }
@@ -65,7 +69,7 @@ impl Forest {
     pub(super) fn change(
         &mut self,
         group: &Group,
-        share: Share,
+        share: GroupShare,
         add: bool,
     ) -> (Vec<Peak>, Vec<Peak>) {
         let (mut nodes, before) = self.take(group);
@@ -183,7 +187,11 @@ fn peak(root: GroupId, tree: &Tree) -> Peak {
 
 /// The larger of what the outermost group's own leases hold, and of what those along a path
 /// below it do.
-fn neediest<const N: usize>(root: GroupId, tree: &Tree, of: impl Fn(&Share) -> [u8; N]) -> [u8; N] {
+fn neediest<const N: usize>(
+    root: GroupId,
+    tree: &Tree,
+    of: impl Fn(&GroupShare) -> [u8; N],
+) -> [u8; N] {
     let own = tree.get(&root).map_or([0; N], |node| node.own(&of));
     let below = tree.iter().filter(|(id, _)| **id != root);
     let paths = below.map(|(id, node)| path(tree, root, *id, node, &of));
@@ -196,7 +204,7 @@ fn path<const N: usize>(
     above: GroupId,
     id: GroupId,
     node: &Node,
-    of: &impl Fn(&Share) -> [u8; N],
+    of: &impl Fn(&GroupShare) -> [u8; N],
 ) -> [u8; N] {
     if id == above {
         return [0; N];
@@ -210,7 +218,7 @@ fn path<const N: usize>(
     between.map(|node| node.own(of)).fold(node.own(of), sum)
 }
 
-fn of_kinds(share: &Share) -> [u8; 2] {
+fn of_kinds(share: &GroupShare) -> [u8; 2] {
     [share.kinds.programmable, share.kinds.fixed]
 }
 

@@ -12,16 +12,10 @@ use crate::policy::{HostPolicy, Minimum};
 use crate::refusal::Refusal;
 use crate::terms::{Demand, Group};
 
-use super::forest::{Beyond, Forest, Peak, Share as GroupShare};
-
-/// Most unions of the sets that are asked for on one PMU.
-pub(super) const MOST_UNIONS: usize = 64;
+use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Peak};
 
 const PROGRAMMABLE: CounterSet = CounterSet::from_bits(u32::MAX as u64);
 const FIXED: CounterSet = CounterSet::from_bits((u32::MAX as u64) << 32);
-
-/// How many demands are confined to each union.
-pub(super) type Need = [u8; MOST_UNIONS];
 
 /// How many threads, or control groups that are in none, need so many counters: entry 0 is of those that need one.
 #[derive(Clone, Debug, Default)]

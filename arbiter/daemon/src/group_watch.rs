@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId};
 use rustix::event::{Timespec, epoll};
 
-use super::find::Tree;
+use crate::groups::Tree;
 use crate::journal::Entry;
 use crate::service::Service;
 
@@ -22,10 +22,10 @@ const LOOKS_AT: usize = 256;
 const BATCH: usize = 64;
 
 /// Leases that have ended with their groups, and why.
-pub(crate) type Ended = BTreeMap<LeaseId, Cause>;
+pub(crate) type EndedGroups = BTreeMap<LeaseId, Cause>;
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedGroup {
     leases: BTreeSet<LeaseId>,
     group: Group,
     /// Its `cgroup.events`; `None`: there are too many of them.
@@ -43,11 +43,11 @@ pub(crate) struct Groups {
     most: usize,
     descriptors: usize,
     of_lease: BTreeMap<LeaseId, GroupId>,
-    watched: BTreeMap<GroupId, Watched>,
+    watched: BTreeMap<GroupId, WatchedGroup>,
     /// Where they are, once one was looked for.
     tree: Option<Tree>,
     looked_at: Option<GroupId>,
-    ended: Ended,
+    ended: EndedGroups,
 }
 
 impl Groups {
@@ -64,7 +64,7 @@ impl Groups {
             watched: BTreeMap::new(),
             tree: None,
             looked_at: None,
-            ended: Ended::new(),
+            ended: EndedGroups::new(),
         })
     }
 
@@ -128,7 +128,7 @@ impl Groups {
                 epoll::add(&self.epoll, events, data, epoll::EventFlags::PRI).is_ok()
             });
         self.descriptors += usize::from(events.is_some());
-        let watched = Watched {
+        let watched = WatchedGroup {
             leases: BTreeSet::from([lease]),
             group: group.clone(),
             events,
@@ -230,13 +230,13 @@ impl Groups {
     }
 
     /// Those that have ended since this was asked last. `None`: none.
-    pub(crate) fn take(&mut self) -> Option<Ended> {
+    pub(crate) fn take(&mut self) -> Option<EndedGroups> {
         let ended = std::mem::take(&mut self.ended);
         Some(ended).filter(|ended| !ended.is_empty())
     }
 }
 
-impl Watched {
+impl WatchedGroup {
     fn is_overdue(&self, now: BootTime) -> bool {
         self.arrive_by.is_some_and(|by| by <= now)
     }
