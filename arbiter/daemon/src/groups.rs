@@ -221,7 +221,7 @@ fn below(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
 }
 
 fn is_v2(folder: &impl AsFd) -> rustix::io::Result<bool> {
-    Ok(i64::try_from(fstatfs(folder)?.f_type).is_ok_and(|kind| kind == CGROUP2))
+    Ok(fstatfs(folder)?.f_type == CGROUP2)
 }
 
 fn failed(path: &str, error: Errno) -> NoGroup {
