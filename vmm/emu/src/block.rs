@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::events::{LANES, Vector};
-use crate::op::Op;
+use crate::insn::Op;
 use crate::quick::quick;
 
 /// Operations, blocks and kept instructions that a guest can make us hold: then all are dropped.

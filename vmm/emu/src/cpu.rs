@@ -18,9 +18,9 @@ use crate::block::{Blocks, Decoded, Key, NOWHERE};
 use crate::cpuid::Cpuid;
 use crate::decode::{self, Short, Source};
 use crate::events::{self, LANES};
+use crate::insn::Op;
 use crate::insn::{Core, Delivery, Fault, Spot, Stepping, Trap, deliver, execute};
 use crate::observer::{Event, Looks, Observer, is_request};
-use crate::op::Op;
 use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{IF, RF, STACK, Seg, Shadow, State, TF, ZERO};
 use crate::stop::Missing;
@@ -290,7 +290,7 @@ impl Cpu {
         if std::mem::take(&mut self.core.flushed) {
             self.blocks.flush();
         }
-        if self.is_special() {
+        if is_special(&self.core) {
             return self.single(false);
         }
         self.core.stepping = Stepping::Before;
@@ -303,16 +303,6 @@ impl Cpu {
             Ended::CodeWrite => self.single(true),
             Ended::Stop => Some(self.core.stopped()),
         }
-    }
-
-    /// The next instruction is not one of many.
-    fn is_special(&self) -> bool {
-        const BREAKPOINTS: u64 = 0xff;
-        let state = &self.core.state;
-        state.system_flags & (TF | RF) != 0
-            || state.shadow != Shadow::None
-            || state.dr7 & BREAKPOINTS != 0
-            || self.core.is_half_done()
     }
 
     /// One instruction, with what may come before and behind it.
@@ -491,7 +481,7 @@ impl Cpu {
     fn run_from(&mut self, first: u32, single: bool, ring: Ring) -> Ended {
         let mut tag = self.blocks.shown_tag(self.core.state.mode());
         let mut id = first;
-        let mut floor = self.floor(single);
+        let mut floor = least_left(&self.core, single);
         loop {
             let mut block = self.blocks.get(id);
             let left = self.core.left - i64::from(block.count);
@@ -506,7 +496,7 @@ impl Cpu {
                     return Ended::Budget;
                 }
                 self.fold(ring);
-                floor = self.floor(single);
+                floor = least_left(&self.core, single);
                 if left >= floor {
                     continue;
                 }
@@ -540,16 +530,6 @@ impl Cpu {
                     Err(trap) => return ended(trap),
                 },
             };
-        }
-    }
-
-    /// The ticks that have to be left behind a block that is run as a whole: of one instruction
-    /// alone, more than there are.
-    fn floor(&self, single: bool) -> i64 {
-        if single {
-            i64::MAX
-        } else {
-            self.core.left.saturating_sub(FOLD).max(0)
         }
     }
 
@@ -643,12 +623,13 @@ impl Cpu {
 
     /// A block at RIP as who follows it wants it: it ends where the range does.
     fn followed(&mut self, id: u32) -> Result<u32, Trap> {
-        if !self.looks.is_following() || !self.is_too_long(id) {
+        let too_long = |cpu: &Self, id| cpu.looks.begins_beyond(&cpu.blocks, cpu.blocks.get(id));
+        if !self.looks.is_following() || !too_long(self, id) {
             return Ok(id);
         }
         let key = self.blocks.get(id).key;
         let cut = match self.blocks.find(&key) {
-            Some(cut) if !self.is_too_long(cut) => cut,
+            Some(cut) if !too_long(self, cut) => cut,
             // It stands on one page, of which it was decoded before.
             _ => self.decode(key)?,
         };
@@ -657,17 +638,6 @@ impl Cpu {
             self.blocks.learn(key.rip, tag, cut);
         }
         Ok(cut)
-    }
-
-    /// Whether instructions of a block begin where it should have ended.
-    fn is_too_long(&self, id: u32) -> bool {
-        let block = self.blocks.get(id);
-        let most = self.looks.bytes_within(block.rip(), block.len.into());
-        most.is_some_and(|bytes| {
-            let ops = self.blocks.ops(block, block.count);
-            let last = ops.last().map_or(0, |op| u32::from(op.len));
-            block.count > 1 && bytes <= u64::from(block.len - last)
-        })
     }
 
     /// The block at RIP.
@@ -889,4 +859,24 @@ fn after(first: Delivery, second: Fault) -> Option<Delivery> {
         second
     };
     Some(Delivery::Fault(next))
+}
+
+/// The ticks that have to be left behind a block that is run as a whole: of one instruction
+/// alone, more than there are.
+fn least_left(core: &Core, single: bool) -> i64 {
+    if single {
+        i64::MAX
+    } else {
+        core.left.saturating_sub(FOLD).max(0)
+    }
+}
+
+/// The next instruction is not one of many.
+fn is_special(core: &Core) -> bool {
+    const BREAKPOINTS: u64 = 0xff;
+    let state = &core.state;
+    state.system_flags & (TF | RF) != 0
+        || state.shadow != Shadow::None
+        || state.dr7 & BREAKPOINTS != 0
+        || core.is_half_done()
 }

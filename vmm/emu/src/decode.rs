@@ -12,8 +12,8 @@ use iced_x86::{
 use crate::block::{Blocks, Decoded, Flow};
 use crate::cpuid::Cpuid;
 use crate::events;
+use crate::insn::Op;
 use crate::insn::{K, Pick, extend as extended, form, is_hint, is_slow, kinds, moved, row, vector};
-use crate::op::Op;
 use crate::state::{BLOCK, FS_BASE, GS_BASE, STACK, ZERO};
 
 /// Instructions of a block at most.

@@ -20,7 +20,6 @@ mod events;
 mod flags;
 mod insn;
 mod observer;
-mod op;
 mod paging;
 mod quick;
 mod slow_path;

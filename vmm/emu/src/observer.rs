@@ -190,6 +190,16 @@ impl Looks {
         (bytes < len).then_some(bytes)
     }
 
+    /// Whether instructions of a block begin where it should have ended.
+    pub(crate) fn begins_beyond(&self, blocks: &Blocks, block: &Block) -> bool {
+        let most = self.bytes_within(block.rip(), block.len.into());
+        most.is_some_and(|bytes| {
+            let ops = blocks.ops(block, block.count);
+            let last = ops.last().map_or(0, |op| u32::from(op.len));
+            block.count > 1 && bytes <= u64::from(block.len - last)
+        })
+    }
+
     /// Bytes from `rip` to the end of the range that is followed.
     fn bytes_followed(&self, rip: u64) -> Option<u64> {
         let Follow { start, len, .. } = self.follow;

@@ -5,7 +5,7 @@
 use crate::insn::form::{RI, RR};
 use crate::insn::kinds::{CMP, TEST};
 use crate::insn::{K, Pick, Sets};
-use crate::op::{Op, PAIR};
+use crate::insn::{Op, PAIR};
 
 /// The operations for a block of these, if they differ.
 pub(crate) fn quick(ops: &[Op]) -> Option<Vec<Op>> {

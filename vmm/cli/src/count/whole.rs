@@ -18,8 +18,12 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-fn unwritten(option: &str, path: &Path, error: &dyn Display) -> UserError {
-    failed(format!("{option} {}: {error}", path.display()))
+fn unwritten(option: &str, path: &Path, error: &io::Error) -> UserError {
+    failed(format!(
+        "{option} {}: {}",
+        path.display(),
+        with_advice(error)
+    ))
 }
 
 /// Whether [`write()`] could, as far as can be told before.

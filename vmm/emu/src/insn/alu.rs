@@ -1,9 +1,9 @@
 //! Arithmetic and logic.
 
 use super::core::{Core, Exec, Width};
+use super::op::Op;
 use super::operand::{MI, MR, RI, RM, RR};
 use crate::flags::Flags;
-use crate::op::Op;
 
 pub(super) const ADD: u8 = 0;
 pub(super) const OR: u8 = 1;

@@ -1,9 +1,9 @@
 //! Single bits, and counting them.
 
 use super::core::{Core, Exec, Width};
+use super::op::Op;
 use super::operand::RR;
 use crate::flags::Flags;
-use crate::op::Op;
 
 /// BT of a register. The other flags are undefined, but ZF: they stay.
 pub(super) fn bt<W: Width, const F: u8>(core: &mut Core, op: &Op) -> Exec {

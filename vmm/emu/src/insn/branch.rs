@@ -4,9 +4,9 @@ use instruction_facts::is_canonical;
 
 use super::alu::compute;
 use super::core::{Core, Exec, Width};
+use super::op::Op;
 use super::operand::{RI, RR};
 use crate::flags::Flags;
-use crate::op::Op;
 use crate::state::RSP;
 
 pub(super) fn jcc<const C: u8>(core: &mut Core, op: &Op) -> Exec {

@@ -8,9 +8,9 @@ use crate::code::CodePages;
 use crate::cpuid::Cpuid;
 use instruction_facts::EventClass;
 
+use super::op::Op;
 use crate::entry::Entry;
 use crate::events::LANES;
-use crate::op::Op;
 use crate::paging::{Rules, walk};
 use crate::slow_path::{SlowPath, SlowPaths};
 use crate::state::{AC, BLOCK, CR0_AM, CR4_SMAP, RSP, STACK, Seg, Segment, State};

@@ -3,12 +3,12 @@
 use super::alu::{ADC, ADD, AND, CMP, DEC, INC, NEG, NOT, OR, SBB, SUB, TEST, XOR};
 use super::core::{Core, Exec};
 use super::muldiv::{DIV, IDIV, IMUL, MUL};
+use super::op::Op;
 use super::operand::{MI, MR, RI, RM, RR};
 use super::shift::{ROL, ROR, SAR, SHL, SHR};
 use super::table::{K, operations};
 use super::vector::{self, moves};
 use super::{alu, bits, branch, image, legacy, mem, muldiv, shift, slow, strings, system, x87};
-use crate::op::Op;
 use crate::slow_path::SlowPath;
 
 /// Makes of the table what finds operations, and the one dispatch.

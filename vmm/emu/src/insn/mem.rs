@@ -1,8 +1,8 @@
 //! Moves, and the stack.
 
 use super::core::{Core, Exec, Width};
+use super::op::Op;
 use super::operand::{MR, RI, RM, RR};
-use crate::op::Op;
 use crate::state::{RSP, STACK};
 
 pub(super) fn mov<W: Width, const F: u8>(core: &mut Core, op: &Op) -> Exec {

@@ -2,9 +2,9 @@
 //! are those of the low half. Flags stay as they are over a division.
 
 use super::core::{Core, Exec, Width};
+use super::op::Op;
 use super::operand::RR;
 use crate::flags::Flags;
-use crate::op::Op;
 
 pub(super) const MUL: u8 = 4;
 pub(super) const IMUL: u8 = 5;

@@ -2,9 +2,9 @@
 //! counts above 1 as if the last step had been the only one.
 
 use super::core::{Core, Exec, Width};
+use super::op::Op;
 use super::operand::RI;
 use crate::flags::Flags;
-use crate::op::Op;
 
 pub(super) const ROL: u8 = 0;
 pub(super) const ROR: u8 = 1;

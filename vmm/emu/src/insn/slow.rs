@@ -6,13 +6,13 @@ use instruction_facts::is_canonical;
 
 use super::core::{Core, Exec, Trap, Width};
 use super::kinds::{binary_of, is_cmovcc, is_hint, is_setcc, shift_of};
+use super::op::Op;
 use super::operand::{
     Linear, address_bits, below, bits, by_width, drop_stack, get, in_segment, linear, memory_seg,
     modify, number, offset, peek, push, read, seg_of, set, set_stack, stack_at, stack_bits, write,
 };
 use super::{alu, bits as bit, far, muldiv, segment, shift, system, vector};
 use crate::flags::{CF, Flags, STATUS};
-use crate::op::Op;
 use crate::slow_path::SlowPath;
 use crate::state::{AC, DF, ID, IF, IOPL, NT, RF, Seg, Shadow, TF, VM};
 use crate::stop::Missing;

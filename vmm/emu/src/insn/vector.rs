@@ -3,8 +3,8 @@
 use iced_x86::{Instruction, Mnemonic, OpKind};
 
 use super::core::{Core, Exec};
+use super::op::Op;
 use super::operand::{self, Linear, linear};
-use crate::op::Op;
 use crate::state::{CR0_EM, CR0_TS, CR4_OSFXSR};
 
 mod float;

@@ -4,9 +4,9 @@ use iced_x86::Instruction;
 
 use super::lanes::Lane;
 use super::{Args, Operand, X, aligned as check, full, loose, ready, set_xmm, xmm};
+use crate::insn::Op;
 use crate::insn::core::{Core, Exec, Width};
 use crate::insn::operand::{Linear, in_segment, memory_seg, string_offset};
-use crate::op::Op;
 
 /// Where a move from a register goes to; the value of that register.
 fn source(core: &Core, args: &Args) -> X {

@@ -1,6 +1,6 @@
 //! Decoded operations.
 
-use crate::insn::K;
+use super::table::K;
 
 /// In place of a scale: it is two instructions, without an index.
 pub(crate) const PAIR: u8 = 4;
