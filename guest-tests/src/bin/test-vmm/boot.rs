@@ -98,7 +98,7 @@ fn begin(memory: &GuestMemoryMmap, vcpu: &KvmVcpu, entry: u64) -> Result<()> {
     word(PML4, PDPT | 3)?;
     word(PDPT, DIRECTORY | 3)?;
     for page in 0..512 {
-        word(DIRECTORY + 8 * page, page * LARGE_PAGE | 1 << 7 | 3)?;
+        word(DIRECTORY + 8 * page, (page * LARGE_PAGE) | (1 << 7) | 3)?;
     }
     // Selectors 0x10 and 0x18, as the kernel wants them: code of 64 bits, and data.
     word(GDT + 0x10, 0x00af_9b00_0000_ffff)?;

@@ -26,6 +26,10 @@ pub(super) struct Stepped {
 }
 
 /// Steps through a program of one thread, from its exec to its end.
+#[expect(
+    clippy::zombie_processes,
+    reason = "waitpid takes it in, as its tracer"
+)]
 pub(super) fn run(here: &Path, program: &[&str]) -> Stepped {
     // Who steps and who is stepped take turns: on two processors each wakes the other up.
     let processors = sched_getaffinity(None).expect("processors");
