@@ -203,6 +203,12 @@ fn started(command: &Command) -> Option<&Arg> {
     positionals.find(|one| one.is_trailing_var_arg_set() || one.is_last_set())
 }
 
+/// Whatever is behind it is its own: `--as callgrind` and the words of that tool.
+fn has_the_rest(option: &Arg) -> bool {
+    let most = option.get_num_args().map(|args| args.max_values());
+    option.is_allow_hyphen_values_set() && most == Some(usize::MAX)
+}
+
 fn joined(parts: &[&[String]]) -> Vec<String> {
     parts.iter().flat_map(|part| part.iter().cloned()).collect()
 }
@@ -276,6 +282,10 @@ fn a_command_begins_at_hyphens_or_at_the_first_word_and_has_all_behind_it() {
                 let own = joined(&[&program, &typed, &rest]);
                 check(&own, None, &own);
                 check(&joined(&[&hyphens, &own]), None, &own);
+                if has_the_rest(option) {
+                    check(&joined(&[&typed, &own]), Some(option), &[]);
+                    continue;
+                }
                 check(&joined(&[&typed, &own]), Some(option), &own);
                 check(&joined(&[&typed, &hyphens, &own]), Some(option), &own);
             }
@@ -504,7 +514,7 @@ fn of_an_option_that_is_given_twice_the_last_counts_where_perf_has_the_command()
         let command = untied(program.find_subcommand(name).expect("it is there").clone());
         let is_free = perf::free_commands().any(|free| free == name);
         // With their hidden ones.
-        for option in options(&command) {
+        for option in options(&command).filter(|one| !has_the_rest(one)) {
             let appends = matches!(option.get_action(), ArgAction::Append | ArgAction::Count);
             for (typed, expected) in spellings(name, &command, option) {
                 let twice = joined(&[&typed, &typed]);
