@@ -253,6 +253,12 @@ impl VcpuPmu {
         }
     }
 
+    /// Whether another core than `core` has counts of it.
+    fn counts_elsewhere(&self, core: &CorePmu) -> bool {
+        let here = core.bank().number();
+        !self.settled && self.bank.is_some_and(|bank| bank != here)
+    }
+
     /// Whether it is attached to `core`. A caller that lends another core, or one that another
     /// vCPU was attached to meanwhile, does not get at that vCPU's counters.
     #[inline]
@@ -631,7 +637,13 @@ impl VcpuPmu {
     /// that are still in place are started, all as one; the others are given a
     /// place. Counters of other vCPUs are stopped, and stay until their place
     /// is needed.
+    ///
+    /// A vCPU that has counts on another core has to leave that one first ([`VcpuPmu::leave`]).
+    /// Until it has, this does nothing: it stays where it is ([`VcpuPmu::is_on`]).
     pub fn attach(&mut self, core: &mut CorePmu) {
+        if self.counts_elsewhere(core) {
+            return;
+        }
         core.bank_mut().begin_switch();
         // The counters of the one before are stopped only now: if it is the same one,
         // it never left.
@@ -663,8 +675,12 @@ impl VcpuPmu {
     }
 
     /// Takes every count of the vCPU off `core`, on which it was parked, so
-    /// that it can go on elsewhere.
+    /// that it can go on elsewhere. A core that does not have its counts leaves them where they
+    /// are, and the vCPU cannot be saved ([`VcpuPmu::save`]).
     pub fn leave(&mut self, core: &mut CorePmu) {
+        if self.counts_elsewhere(core) {
+            return;
+        }
         self.tenancy.begin();
         core.bank_mut().begin_switch();
         self.counting_mut().leave(&mut Seat::On(core));

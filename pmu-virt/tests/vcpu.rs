@@ -517,6 +517,47 @@ fn what_was_programmed_stays_so_until_a_reset() {
     check("the global control", &[(0x38f, 1)], true);
 }
 
+/// Counts are on the core where they were made, until their vCPU has left that one: another core
+/// neither takes them nor the vCPU.
+#[test]
+fn a_vcpu_leaves_the_core_that_has_its_counts() {
+    let core = || CorePmu::new(Box::new(ClockBackend::new()));
+    let (mut first, mut other) = (core(), core());
+    let model = PmuModel::parse("intel-v2").expect("a model");
+    let mut pmu = VcpuPmu::detached(OwnerId(1), model, Grant::everything());
+    pmu.attach(&mut first);
+    for (msr, value) in [(0x186, REF), (0x38f, 1)] {
+        let written = pmu.wrmsr(&mut first, MsrIndex(msr), value, GUEST);
+        assert_eq!(written.outcome, WriteOutcome::Done, "{msr:#x}");
+    }
+    let run = |pmu: &mut VcpuPmu, core: &mut CorePmu, from: u64| {
+        pmu.observe(core, Progress::Entered { tsc: Tsc(from) });
+        pmu.observe(
+            core,
+            Progress::Left {
+                tsc: Tsc(from + 100),
+                halted: Ticks(0),
+                ring: Some(Ring::Kernel),
+            },
+        );
+    };
+    run(&mut pmu, &mut first, 0);
+    pmu.attach(&mut other);
+    assert!(pmu.is_on(&first) && !pmu.is_on(&other));
+    pmu.park(&mut first);
+    pmu.leave(&mut other);
+    assert!(pmu.save().is_err(), "its counts are on the first");
+    pmu.attach(&mut other);
+    assert!(!pmu.is_on(&other));
+    assert!(pmu.settle(Some(&mut other)).is_err());
+    pmu.leave(&mut first);
+    assert_eq!(pmu.save().map(drop), Ok(()));
+    pmu.attach(&mut other);
+    run(&mut pmu, &mut other, 200);
+    let read = pmu.rdmsr(&mut other, MsrIndex(0xc1), GUEST);
+    assert_eq!(read.outcome, ReadOutcome::Value(200));
+}
+
 /// Overflows while the PMI of others is on its way have nothing to be routed: they go
 /// with that one.
 #[test]
