@@ -439,6 +439,7 @@ impl KvmPmu {
     #[cold]
     fn abandon(&mut self, vcpu: &mut KvmVcpu, lent: &mut Lent<'_>, tsc: Tsc) {
         self.traps.leave();
+        vcpu.take_back();
         vcpu.forget();
         let _ = self.settle(vcpu, lent, tsc);
         self.time.outside();

@@ -238,6 +238,24 @@ impl KvmVcpu {
         self.staged.set(false);
     }
 
+    /// There was no `KVM_RUN`, or it failed before it took registers in: those are staged again,
+    /// and reach KVM with the next one or by an ioctl. KVM clears the bits of what it has taken.
+    #[cold]
+    pub(crate) fn take_back(&mut self) {
+        let run = self.fd.get_kvm_run();
+        let dirty = std::mem::take(&mut run.kvm_dirty_regs);
+        let has = |bit: u32| dirty & u64::from(bit) != 0;
+        let synced = self.fd.sync_regs();
+        if has(KVM_SYNC_X86_REGS) {
+            self.staged_regs.set(Some(synced.regs));
+            self.staged.set(true);
+        }
+        if has(KVM_SYNC_X86_SREGS) {
+            self.staged_sregs.set(Some(synced.sregs));
+            self.staged.set(true);
+        }
+    }
+
     /// Takes in that `KVM_RUN` ended with `exit`: it may have left registers in `kvm_run`.
     #[inline]
     pub(crate) fn left_with(&mut self, exit: VmExit) {

@@ -361,6 +361,47 @@ fn an_entry_that_is_dropped_is_over() {
     assert_eq!(vcpu.reports(&vmm), values);
 }
 
+/// The registers that answer an RDPMC are the guest's, whatever becomes of the entry that was to
+/// take them; what is set after that is.
+#[test]
+fn an_answer_outlives_an_entry_that_is_dropped() {
+    const ELSEWHERE: u64 = MAIN + 0x800;
+    if !can_run("an_answer_outlives_an_entry_that_is_dropped") {
+        return;
+    }
+    for (way, leaves, sets) in WAYS
+        .into_iter()
+        .flat_map(|way| [(way, true, false), (way, true, true), (way, false, true)])
+    {
+        let told = format!("{way:x?}, leaves {leaves}, sets {sets}");
+        let (vmm, mut vcpu) = saved(way, enable);
+        vmm.code(ELSEWHERE, 64, |a| report(a, END));
+        loop {
+            match vcpu.enter(&vmm).unwrap().run().unwrap() {
+                Exited::Pmu(VmExit::Interrupted) => {}
+                Exited::Pmu(_) => break,
+                Exited::Vmm(other) => panic!("{told}: {other:?}"),
+            }
+        }
+        drop(vcpu.enter(&vmm).unwrap());
+        if leaves {
+            let thread = &mut vcpu.thread;
+            vcpu.pmu.leave_thread(&mut vcpu.kvm, thread).unwrap();
+        }
+        let mut regs = vcpu.kvm.get_regs().unwrap();
+        assert_eq!(regs.rax, u64::from(COUNT), "{told}");
+        assert_eq!(regs.rip & !0x7ff, MAIN, "{told}: {:#x}", regs.rip);
+        if !sets {
+            let values = [(VALUE, COUNT), (VALUE, COUNT), (END, COUNT)];
+            assert_eq!(vcpu.reports(&vmm), values, "{told}");
+            continue;
+        }
+        (regs.rip, regs.rax) = (ELSEWHERE, 9);
+        vcpu.kvm.set_regs(&regs).unwrap();
+        assert_eq!(vcpu.reports(&vmm), [(END, 9)], "{told}");
+    }
+}
+
 /// The handler of a guest in memory that the VMM has mapped itself is patched, and the VMM is
 /// told what was written.
 #[test]
