@@ -62,6 +62,8 @@ pub(crate) const QUIET: Duration = Duration::from_millis(1);
 const KICK_AGAIN: Duration = Duration::from_millis(1);
 /// Handlers of earlier kernels that are remembered: of two at a time there are few.
 const MOST_ABANDONED: usize = 8;
+/// Pages of handlers that are remembered because the host does not protect them: likewise.
+const MOST_REFUSED: usize = 8;
 /// Different reasons that are logged.
 const MOST_REASONS: usize = 8;
 
@@ -85,10 +87,12 @@ struct State {
     given_up: Option<PatchRefusal>,
     writes: u8,
     last_write: Option<Instant>,
-    /// Patches since then, within one [`PATCH_SPAN`].
+    /// Patches since then, and tries, within one [`PATCH_SPAN`].
     patched: (Option<Instant>, u8),
     /// Handlers that are not patched, each since this vCPU has left it for another one.
     abandoned: Vec<(u64, VcpuId)>,
+    /// Pages that could not be protected, why, and since when: each try stops all vCPUs.
+    refused: Vec<(u64, PatchRefusal, Instant)>,
     logged: Vec<PatchRefusal>,
     /// That one is patched was logged.
     told: bool,
@@ -287,19 +291,31 @@ impl VmTraps {
         vcpu: VcpuId,
     ) -> Result<(), PatchRefusal> {
         let memory = self.memory.as_ref().ok_or(PatchRefusal::NoProtection)?;
+        let page = page_of(at);
+        // Asked before vCPUs are stopped for it: what is no plain memory, or not shared, is known
+        // without. Others can only be tried.
+        if !state.patches.on_page(page) {
+            memory.protect(page, true)?;
+        }
+        if let Some(reason) = state.refusal(page) {
+            return Err(reason);
+        }
         let patched = self.change(state, |state| {
             // Another vCPU may have changed it since it was looked at. A patch that
             // is there already is an old one.
             let mut bytes = [0; LONGEST];
-            memory.bytes().read(at, &mut bytes);
+            if !memory.bytes().read(at, &mut bytes) {
+                return Err(PatchRefusal::NotRam);
+            }
             let there = Displaced::of(bytes).or(Displaced::behind_out(bytes));
             if there != Some(displaced) {
                 return Err(PatchRefusal::Instruction(bytes));
             }
-            memory.protect(page_of(at), false)?;
+            state.patched.1 += 1;
+            let protected = memory.protect(page, false);
+            protected.inspect_err(|reason| state.refuse(page, *reason))?;
             memory.bytes().write(at, &[OUT]);
             state.patches.add(at, displaced, vcpu);
-            state.patched.1 += 1;
             Ok(())
         });
         if patched.is_err() {
@@ -315,6 +331,21 @@ impl VmTraps {
 }
 
 impl State {
+    /// Why `page` could not be protected. After a [`PATCH_SPAN`] it may be other memory.
+    fn refusal(&mut self, page: u64) -> Option<PatchRefusal> {
+        self.refused
+            .retain(|(_, _, since)| since.elapsed() < PATCH_SPAN);
+        let refused = self.refused.iter().find(|(at, ..)| *at == page);
+        refused.map(|(_, reason, _)| *reason)
+    }
+
+    fn refuse(&mut self, page: u64, reason: PatchRefusal) {
+        if self.refused.len() >= MOST_REFUSED {
+            self.refused.remove(0);
+        }
+        self.refused.push((page, reason, Instant::now()));
+    }
+
     /// Whether handlers were patched as often as may be. Looked at before each patch.
     fn is_restless(&mut self) -> bool {
         let (since, _) = self.patched;

@@ -24,7 +24,8 @@ pub enum SharedError {
     Short(u64, u64),
     #[error("guest memory at {0:#x} is there already")]
     Overlap(u64),
-    /// Private memory has no second mapping.
+    /// Private memory has no second mapping. The slot is there all the same, and is tried again
+    /// when it was removed ([`SharedMemory::remove`]).
     #[error("guest memory at {0:#x} cannot be mapped again: {1}")]
     NotShared(u64, io::Error),
 }
@@ -40,25 +41,22 @@ pub struct SharedMemory {
 struct Region {
     start: u64,
     len: usize,
-    /// None: it could not be mapped again.
-    mappings: Option<Mappings>,
+    /// The slot's mapping, of which pages are protected. None: there is no second one.
+    guest: Option<Mapping>,
+    /// That of this crate's own accesses. None: it could not be mapped, and the VMM has not said
+    /// where it has it.
+    ours: Option<Mapping>,
 }
 
-struct Mappings {
-    /// The slot's, of which pages are protected.
-    guest: Mapping,
-    /// That of this crate's own accesses.
-    ours: Mapping,
-}
-
-/// A mapping of this crate's own.
+/// A mapping of this crate's own, or the VMM's where there is no other one.
 struct Mapping {
     at: NonNull<libc::c_void>,
     len: usize,
+    is_ours: bool,
 }
 
 // SAFETY: the pages are shared with the guest and only accessed volatilely; the address is
-// this value's alone, and valid on every thread.
+// valid on every thread.
 unsafe impl Send for Mapping {}
 
 impl SharedMemory {
@@ -73,7 +71,9 @@ impl SharedMemory {
     }
 
     /// Memory of `len` bytes of `file` from `offset` on, which the guest has at `start`; the
-    /// address for KVM's slot. What the guest reaches at two addresses is not to be added.
+    /// address for KVM's slot. What the guest reaches at two addresses is not to be added. Of
+    /// memory that could not be mapped nothing can be read here either: who has its address adds
+    /// it by that.
     ///
     /// # Errors
     /// [`SharedError`].
@@ -91,7 +91,7 @@ impl SharedMemory {
         if end.is_ok_and(|end| end > size) {
             return Err(SharedError::Short(start, size));
         }
-        self.insert((start, len), || {
+        self.insert((start, len), None, || {
             // SAFETY: a new mapping, at an address that the kernel chooses, replaces nothing.
             Mapping::of(len, unsafe {
                 libc::mmap(
@@ -109,8 +109,10 @@ impl SharedMemory {
     /// The same of what the VMM has mapped at `host`, for one that has no descriptor of it.
     ///
     /// # Safety
-    /// `host` is the address of guest memory of `len` bytes at least, to which no Rust reference
-    /// exists.
+    /// The `len` bytes at `host` are guest memory of one mapping (not of two that lie side by side,
+    /// of which the second would be other memory here) and, where that is of a file, do not reach
+    /// behind its end. No Rust reference to them exists. They stay mapped until they are removed
+    /// here, or this value is dropped: what is private is read and written there.
     ///
     /// # Errors
     /// [`SharedError`].
@@ -119,7 +121,12 @@ impl SharedMemory {
         (start, len): (u64, usize),
         host: *mut u8,
     ) -> Result<u64, SharedError> {
-        self.insert((start, len), || {
+        let theirs = NonNull::new(host.cast()).map(|at| Mapping {
+            at,
+            len,
+            is_ours: false,
+        });
+        self.insert((start, len), theirs, || {
             // SAFETY: a length of 0 leaves the old mapping as it is and makes another one of
             // it (`mremap(2)`), which the caller allows.
             Mapping::of(len, unsafe {
@@ -141,19 +148,19 @@ impl SharedMemory {
             .iter()
             .find(|one| (one.start..one.end()).contains(&page))
             .ok_or(PatchRefusal::NotRam)?;
-        let mappings = region.mappings.as_ref();
-        let mappings = mappings.ok_or(PatchRefusal::NoProtection)?;
+        let mapping = region.guest.as_ref().ok_or(PatchRefusal::NoProtection)?;
         if !page.is_multiple_of(PAGE_SIZE as u64) {
             return Err(PatchRefusal::Protect(libc::EINVAL));
         }
         let offset = usize::try_from(page - region.start).unwrap_or(0);
-        let done = mappings.guest.protect(offset, writable);
+        let done = mapping.protect(offset, writable);
         done.map_err(|error| PatchRefusal::Protect(error.raw_os_error().unwrap_or(0)))
     }
 
     fn insert(
         &self,
         (start, len): (u64, usize),
+        theirs: Option<Mapping>,
         map: impl Fn() -> io::Result<Mapping>,
     ) -> Result<u64, SharedError> {
         let page = PAGE_SIZE as u64;
@@ -168,23 +175,19 @@ impl SharedMemory {
         {
             return Err(SharedError::Overlap(start));
         }
-        let both = map().and_then(|guest| {
-            Ok(Mappings {
-                guest,
-                ours: map()?,
-            })
-        });
-        let (mappings, told) = match both {
-            Ok(both) => {
-                let address = both.guest.at.as_ptr().expose_provenance() as u64;
-                (Some(both), Ok(address))
+        let both = map().and_then(|guest| Ok((guest, map()?)));
+        let (guest, ours, told) = match both {
+            Ok((guest, ours)) => {
+                let address = guest.at.as_ptr().expose_provenance() as u64;
+                (Some(guest), Some(ours), Ok(address))
             }
-            Err(error) => (None, Err(SharedError::NotShared(start, error))),
+            Err(error) => (None, theirs, Err(SharedError::NotShared(start, error))),
         };
         regions.push(Region {
             start,
             len,
-            mappings,
+            guest,
+            ours,
         });
         told
     }
@@ -206,12 +209,12 @@ impl SharedMemory {
         let mut done = 0;
         while done < len {
             let at = address.wrapping_add(done as u64);
-            let Some((region, mappings)) = regions.iter().find_map(|one| one.holding(at)) else {
+            let Some((region, mapping)) = regions.iter().find_map(|one| one.holding(at)) else {
                 return false;
             };
             let offset = usize::try_from(at - region.start).unwrap_or(region.len);
             let piece = (len - done).min(region.len - offset);
-            act(&mappings.ours.slice(offset, piece), done);
+            act(&mapping.slice(offset, piece), done);
             done += piece;
         }
         true
@@ -223,17 +226,21 @@ impl Region {
         self.start.saturating_add(self.len as u64)
     }
 
-    /// Its mappings, if it has `address`.
-    fn holding(&self, address: u64) -> Option<(&Region, &Mappings)> {
+    /// Where its bytes are, if it has `address`.
+    fn holding(&self, address: u64) -> Option<(&Region, &Mapping)> {
         let has = (self.start..self.end()).contains(&address);
-        Some((self, self.mappings.as_ref().filter(|_| has)?))
+        Some((self, self.ours.as_ref().filter(|_| has)?))
     }
 }
 
 impl Mapping {
     fn of(len: usize, at: *mut libc::c_void) -> io::Result<Self> {
         match NonNull::new(at) {
-            Some(at) if at.as_ptr() != libc::MAP_FAILED => Ok(Self { at, len }),
+            Some(at) if at.as_ptr() != libc::MAP_FAILED => Ok(Self {
+                at,
+                len,
+                is_ours: true,
+            }),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -242,7 +249,8 @@ impl Mapping {
     fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_> {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: the bytes lie within the mapping, as was just found, which is unmapped when
-        // this value is dropped; no reference to them exists.
+        // this value is dropped, or by a VMM that has promised not to do so before; no reference
+        // to them exists.
         unsafe { VolatileSlice::new(self.at.as_ptr().cast::<u8>().add(offset), len) }
     }
 
@@ -264,8 +272,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's alone.
-        unsafe { libc::munmap(self.at.as_ptr(), self.len) };
+        if self.is_ours {
+            // SAFETY: the mapping is this value's alone.
+            unsafe { libc::munmap(self.at.as_ptr(), self.len) };
+        }
     }
 }
 
@@ -292,7 +302,7 @@ impl fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let regions = self.lock();
         let regions = regions.iter();
-        let told = regions.map(|one| (one.start, one.len, one.mappings.is_some()));
+        let told = regions.map(|one| (one.start, one.len, one.guest.is_some()));
         f.debug_list().entries(told).finish()
     }
 }
@@ -372,12 +382,20 @@ mod tests {
             memory.set_writable(0, false),
             Err(PatchRefusal::NoProtection)
         );
+        // It is the guest's memory all the same, and stays the VMM's.
+        let mut read = [0; 2];
+        assert!(memory.write(0xffe, &[3, 4]) && memory.read(0xffe, &mut read) && read == [3, 4]);
+        assert!(!memory.read(0xfff, &mut read));
         let file = unnamed_file(0x4000).unwrap();
         let at = |range| memory.add(range, (file.as_fd(), 0));
         assert_eq!(
             told(at((0, 0x1000))),
             "guest memory at 0x0 is there already"
         );
+        memory.remove(0);
+        assert!(!memory.read(0xffe, &mut read) && at((0, 0x1000)).is_ok());
+        // SAFETY: as above.
+        assert_eq!(unsafe { page.add(0xffe).read_volatile() }, 3);
         for range in [(0x1800, 0x1000), (0x1000, 0), (0x1000, 0x800)] {
             let error = told(at(range));
             assert!(

@@ -1,5 +1,7 @@
 //! Threads that play vCPUs.
 
+use std::fs::File;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::AtomicBool;
 use std::thread::scope;
 
@@ -7,7 +9,7 @@ use vm_memory::GuestAddress;
 
 use super::*;
 use crate::protect::TwiceMapped;
-use crate::sys::install_kick_handler;
+use crate::sys::{SharedMemory, install_kick_handler, unnamed_file};
 
 const HANDLER: u64 = 0x1010;
 const ENDBR64: [u8; LONGEST] = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -25,6 +27,77 @@ fn endbr() -> Displaced {
 
 fn byte(memory: &TwiceMapped) -> u8 {
     memory.bytes().array::<1>(HANDLER).unwrap()[0]
+}
+
+/// Memory of huge pages, of which none can be protected in part; so often it was asked to.
+#[derive(Debug)]
+struct Huge(TwiceMapped, AtomicI32);
+
+impl ProtectPages for Huge {
+    fn protect(&self, _: u64, writable: bool) -> Result<(), PatchRefusal> {
+        if writable {
+            return Ok(());
+        }
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Err(PatchRefusal::Protect(libc::EINVAL))
+    }
+
+    fn bytes(&self) -> &dyn GuestBytes {
+        self.0.for_vmm()
+    }
+}
+
+/// Each try stops the whole VM.
+#[test]
+fn what_cannot_be_protected_is_tried_once() {
+    let plain = TwiceMapped::new(&[(GuestAddress(0), 0x4000)]).unwrap();
+    assert!(plain.bytes().write(HANDLER, &ENDBR64));
+    let memory = Arc::new(Huge(plain, AtomicI32::new(0)));
+    let traps = VmTraps::new(TrapPlan::default(), Some(memory.clone()));
+    let refused = Err(PatchRefusal::Protect(libc::EINVAL));
+    for id in 0..3 {
+        let mut vcpu = VcpuTraps::new(traps.clone(), VcpuId(id));
+        for _ in 0..3 {
+            assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+        }
+    }
+    assert_eq!(memory.1.load(Ordering::Relaxed), 1);
+    // Later it may have other memory.
+    traps.lock().refused[0].2 = Instant::now().checked_sub(PATCH_SPAN).unwrap();
+    let mut vcpu = VcpuTraps::new(traps, VcpuId(0));
+    assert_eq!(vcpu.watch(HANDLER, endbr()), refused);
+    assert_eq!(memory.1.load(Ordering::Relaxed), 2);
+}
+
+/// Private memory is known for what it is, and nobody is stopped for that.
+#[test]
+fn private_memory_is_not_patched_and_stops_nobody() {
+    install_kick_handler().unwrap();
+    let shared = SharedMemory::new(|_, _| ());
+    // A file that cannot be read is not mapped.
+    let whole = unnamed_file(0x4000).unwrap();
+    let path = format!("/proc/self/fd/{}", whole.as_raw_fd());
+    let file = File::options().write(true).open(path).unwrap();
+    let added = shared.add((0, 0x4000), (file.as_fd(), 0)).unwrap_err();
+    assert!(
+        added.to_string().contains("cannot be mapped again"),
+        "{added}"
+    );
+    let traps = VmTraps::new(TrapPlan::default(), Some(Arc::new(shared)));
+    let inside = VcpuTraps::new(traps.clone(), VcpuId(1));
+    assert!(inside.enter(KickTarget::current()));
+    let (waits, refused) = scope(|scope| {
+        let look = || VcpuTraps::new(traps, VcpuId(0)).watch(HANDLER, endbr());
+        let look = scope.spawn(look);
+        let began = Instant::now();
+        while !look.is_finished() && began.elapsed() < Duration::from_secs(2) {
+            yield_now();
+        }
+        let waits = !look.is_finished();
+        inside.leave();
+        (waits, look.join().unwrap())
+    });
+    assert_eq!((waits, refused), (false, Err(PatchRefusal::NoProtection)));
 }
 
 #[test]
