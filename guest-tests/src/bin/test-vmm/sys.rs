@@ -68,9 +68,11 @@ extern "C" fn kicked(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c
     on_kick(unsafe { &*info });
 }
 
-/// Installs this VMM's own handler.
+/// Installs this VMM's own handler, also of SIGIO, which the kernel sends when the queue of the
+/// other one is full.
 pub(crate) fn handle_kicks() -> Result<(), errno::Error> {
     register_signal_handler(signal(), kicked)?;
+    register_signal_handler(libc::SIGIO, kicked)?;
     own_kick_handler(signal())
 }
 

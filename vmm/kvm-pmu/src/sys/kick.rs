@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use kvm_bindings::kvm_run;
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::errno;
-use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::{SIGRTMAX, SIGRTMIN, register_signal_handler};
 
 use crate::error::KickError;
 
@@ -46,13 +46,34 @@ pub fn kick_signal() -> i32 {
 }
 
 /// Chooses a signal and whose handler it has, once a process: timers and perf events know the
-/// one of before.
-fn choose(signal: i32) -> errno::Result<()> {
+/// one of before. True if nobody had chosen.
+fn choose(signal: i32) -> errno::Result<bool> {
     let order = Ordering::Relaxed;
     match CHOSEN.compare_exchange(0, signal, order, order) {
-        Err(before) if before != signal => Err(errno::Error::new(libc::EBUSY)),
-        _ => Ok(()),
+        Ok(_) => Ok(true),
+        Err(before) if before == signal => Ok(false),
+        Err(_) => Err(errno::Error::new(libc::EBUSY)),
     }
+}
+
+/// A signal that can have a handler.
+fn can_be_handled(signal: i32) -> errno::Result<i32> {
+    let fixed = [libc::SIGKILL, libc::SIGSTOP].contains(&signal);
+    if fixed || !(1..=SIGRTMAX()).contains(&signal) {
+        return Err(errno::Error::new(libc::EINVAL));
+    }
+    Ok(signal)
+}
+
+/// Chooses `signal` and installs the handler. A signal that cannot have it was not chosen.
+fn choose_and_install(signal: i32) -> errno::Result<()> {
+    let is_new = choose(signal)?;
+    let installed = register_signal_handler(signal, handle)
+        .and_then(|()| register_signal_handler(libc::SIGIO, handle));
+    if installed.is_err() && is_new {
+        CHOSEN.store(0, Ordering::Relaxed);
+    }
+    installed
 }
 
 fn has_own_handler() -> bool {
@@ -83,7 +104,7 @@ pub fn on_kick(info: &libc::siginfo_t) {
 /// Installs the handler of the kick signal, SIGRTMIN if nobody has chosen another one, for the
 /// whole process, and of SIGIO, which the kernel sends in its place when a thread's queue is
 /// full; nothing where the VMM has its own ([`own_kick_handler`]). Whoever installs a handler
-/// of the same signal later takes it away, which
+/// of one of the two later takes it away, which
 /// [`ThreadContext::new`](crate::ThreadContext::new) finds.
 ///
 /// # Errors
@@ -92,28 +113,28 @@ pub fn install_kick_handler() -> errno::Result<()> {
     if has_own_handler() {
         return Ok(());
     }
-    choose(kick_signal())?;
-    register_signal_handler(kick_signal(), handle)?;
-    register_signal_handler(libc::SIGIO, handle)
+    choose_and_install(kick_signal())
 }
 
 /// The same with a signal of the VMM's choice, for a VMM that uses SIGRTMIN itself.
 ///
 /// # Errors
 /// EBUSY: another one was chosen before, by [`install_kick_handler`] for instance, or the VMM
-/// has its own handler. Else that of `sigaction`.
+/// has its own handler. EINVAL: there is no such signal, or it cannot have a handler; nothing is
+/// chosen then. Else that of `sigaction`.
 pub fn install_kick_handler_of(signal: i32) -> errno::Result<()> {
-    choose(signal)?;
-    install_kick_handler()
+    choose_and_install(can_be_handled(signal)?)
 }
 
-/// The VMM has a handler of `signal` of its own, with SA_SIGINFO, that calls [`on_kick`].
-/// SIGIO stays the VMM's as well.
+/// The VMM has a handler of `signal` of its own, with SA_SIGINFO, that calls [`on_kick`]. So does
+/// its handler of SIGIO, which the kernel sends in place of `signal` when the queue of the
+/// process's user is full; without a handler SIGIO ends the process.
 ///
 /// # Errors
-/// EBUSY: another signal was chosen before, or this crate's handler installed.
+/// EBUSY: another signal was chosen before, or this crate's handler installed. EINVAL: there is
+/// no such signal, or it cannot have a handler.
 pub fn own_kick_handler(signal: i32) -> errno::Result<()> {
-    choose(-signal)
+    choose(-can_be_handled(signal)?).map(drop)
 }
 
 /// Whether a kick of the calling thread would come to [`on_kick`].
@@ -126,11 +147,13 @@ pub(crate) fn check_kicks() -> Result<(), KickError> {
     if is_blocked(signal) {
         return Err(KickError::Blocked(signal));
     }
-    if handler == handle as *const () as libc::sighandler_t {
-        return Ok(());
-    }
-    if !has_own_handler() {
+    let ours = handle as *const () as libc::sighandler_t;
+    if !has_own_handler() && handler != ours {
         return Err(KickError::OtherHandler(signal));
+    }
+    check_overflows(ours)?;
+    if handler == ours {
+        return Ok(());
     }
     let before = TAKEN.get();
     // One that a thread sends itself and does not block is delivered before the call returns
@@ -140,6 +163,16 @@ pub(crate) fn check_kicks() -> Result<(), KickError> {
         return Err(KickError::NotCalled(signal));
     }
     Ok(())
+}
+
+/// Whether SIGIO has a handler: `ours`, or the VMM's where it has that of the kick signal.
+fn check_overflows(ours: libc::sighandler_t) -> Result<(), KickError> {
+    let handler = handler_of(libc::SIGIO);
+    let is_handled = handler != libc::SIG_DFL && handler != libc::SIG_IGN;
+    if handler == ours || is_handled && has_own_handler() {
+        return Ok(());
+    }
+    Err(KickError::Overflows(kick_signal()))
 }
 
 /// What handles `signal`; [`libc::SIG_DFL`] if there is no such signal.

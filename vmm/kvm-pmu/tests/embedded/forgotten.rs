@@ -86,6 +86,12 @@ fn a_kick_that_would_be_lost_is_an_error() {
             && made().is_ok()
     };
     assert!(sys::in_a_child(others));
+    let overflows = || {
+        install_kick_handler().unwrap();
+        sys::handle(libc::SIGIO, sys::deaf);
+        is_refused("SIGIO, which the kernel sends in place of signal ")
+    };
+    assert!(sys::in_a_child(overflows));
     let blocked = || {
         install_kick_handler().unwrap();
         sys::block(signal);
@@ -125,6 +131,7 @@ fn a_handler_of_the_vmms_that_does_not_call_is_an_error() {
         let signal = SIGRTMIN();
         own_kick_handler(signal).unwrap();
         sys::handle(signal, sys::deaf);
+        sys::handle(libc::SIGIO, sys::passes_on);
         assert!(is_refused("the VMM's own handler of signal "));
     }
 }
@@ -139,6 +146,42 @@ fn a_signal_is_chosen_once() {
         assert_eq!(errno(own_kick_handler(signal)), busy);
         assert_eq!(errno(install_kick_handler_of(signal)), Ok(()));
         assert_eq!((kick_signal(), made()), (signal, Ok(())));
+    }
+}
+
+/// A signal that cannot be one is an error, and another one can be chosen.
+#[test]
+fn a_signal_that_cannot_be_is_not_chosen() {
+    if is_alone("a_signal_that_cannot_be_is_not_chosen") {
+        // 32 is the C library's own.
+        for signal in [i32::MIN, -1, 0, 32, libc::SIGKILL, libc::SIGSTOP, 1000] {
+            let told = errno(install_kick_handler_of(signal));
+            assert_eq!(told, Err(libc::EINVAL), "{signal}");
+        }
+        for signal in [i32::MIN, -SIGRTMIN(), 0, libc::SIGKILL, 1000] {
+            assert_eq!(
+                errno(own_kick_handler(signal)),
+                Err(libc::EINVAL),
+                "{signal}"
+            );
+        }
+        let signal = SIGRTMIN() + 1;
+        assert_eq!(errno(install_kick_handler_of(signal)), Ok(()));
+        assert_eq!((kick_signal(), made()), (signal, Ok(())));
+    }
+}
+
+/// Whoever handles kicks himself handles SIGIO, too: by default it ends the process.
+#[test]
+fn a_handler_of_the_vmms_without_sigio_is_an_error() {
+    if is_alone("a_handler_of_the_vmms_without_sigio_is_an_error") {
+        sys::handle(SIGRTMIN(), sys::passes_on);
+        own_kick_handler(SIGRTMIN()).unwrap();
+        assert!(is_refused(
+            "SIGIO, which the kernel sends in place of signal "
+        ));
+        sys::handle(libc::SIGIO, sys::passes_on);
+        assert_eq!(made(), Ok(()));
     }
 }
 
@@ -180,6 +223,7 @@ fn a_vmm_has_a_handler_of_its_own() {
     let test = "a_vmm_has_a_handler_of_its_own";
     if can_run(test) && is_alone(test) {
         sys::handle(SIGRTMIN(), sys::passes_on);
+        sys::handle(libc::SIGIO, sys::passes_on);
         own_kick_handler(SIGRTMIN()).unwrap();
         assert!(is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::passes_on));
     }
