@@ -72,6 +72,12 @@ pub enum PmiError {
     /// `KVM_SIGNAL_MSI` failed.
     #[error("KVM_SIGNAL_MSI failed: {0}")]
     SignalMsi(errno::Error),
+    /// KVM would take the low byte of the APIC's ID for another vCPU's.
+    #[error(
+        "no interrupt can name {0}: enable KVM_CAP_X2APIC_API with KVM_X2APIC_API_USE_32BIT_IDS \
+         before vCPUs are made"
+    )]
+    LargeApicId(VcpuId),
 }
 
 /// Why a kick of a thread would not end a `KVM_RUN` there.
@@ -89,6 +95,13 @@ pub enum KickError {
     /// The VMM's own handler does not do what it has to.
     #[error("the VMM's own handler of signal {0} does not call on_kick")]
     NotCalled(i32),
+    /// Overflows of perf events would end the process, or be lost, when the signal's queue is full.
+    #[error(
+        "SIGIO, which the kernel sends in place of signal {0} when the queue is full, does not come \
+         to on_kick: call install_kick_handler last, or have the VMM's own handler call on_kick \
+         (own_kick_handler)"
+    )]
+    Overflows(i32),
     /// The thread does not take the signal.
     #[error("this thread blocks signal {0}: unblock it in threads that run vCPUs")]
     Blocked(i32),
@@ -148,7 +161,7 @@ impl KvmPmuError {
     pub fn is_dead(&self) -> bool {
         match self {
             Self::Vcpu(error) | Self::Pmi(PmiError::Vcpu(error)) => error.is_dead(),
-            Self::Pmi(PmiError::SignalMsi(_))
+            Self::Pmi(PmiError::SignalMsi(_) | PmiError::LargeApicId(_))
             | Self::Timer(_)
             | Self::Kick(_)
             | Self::Decoder { .. }

@@ -5,7 +5,7 @@ use kvm_bindings::{kvm_lapic_state, kvm_msi, kvm_sregs};
 use kvm_ioctls::VmFd;
 use pmu_virt::{Lvtpc, PmiDelivery, PmiRoute, Vendor};
 
-use crate::error::{PmiError, VcpuError};
+use crate::error::{PmiError, VcpuError, VcpuId};
 use crate::vcpu::KvmVcpu;
 
 const APIC_ID: usize = 0x20;
@@ -25,7 +25,8 @@ const DELIVER_NMI: u32 = 0x400;
 /// throttled PMI must not make a difference to that.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ApicPmi {
-    id: u32,
+    /// Its ID, if a message can name it ([`address_of`]).
+    id: Option<u32>,
     lvtpc: Lvtpc,
     x2apic: bool,
 }
@@ -35,13 +36,14 @@ pub(crate) fn interrupt(vcpu: &KvmVcpu, vm: &VmFd, vector: u8) -> Result<bool, P
     let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(false);
     };
-    message(vm, id, vector.into())
+    message(vcpu, vm, id, vector.into())
 }
 
-/// Sends an edge-triggered interrupt to the local APIC with ID `apic_id` (SDM vol.
+/// Sends an edge-triggered interrupt to the local APIC of `vcpu`, with ID `apic_id` (SDM vol.
 /// 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it. `data` has
 /// delivery mode and vector where LVTPC has them.
-fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
+fn message(vcpu: &KvmVcpu, vm: &VmFd, apic_id: Option<u32>, data: u32) -> Result<bool, PmiError> {
+    let apic_id = apic_id.ok_or(PmiError::LargeApicId(vcpu.id()))?;
     let Some((address_lo, address_hi)) = message_address(apic_id) else {
         return Ok(false);
     };
@@ -59,7 +61,8 @@ fn message(vm: &VmFd, apic_id: u32, data: u32) -> Result<bool, PmiError> {
     }
 }
 
-/// Where a message for a local APIC goes, and the upper half of that; 255 is all of them.
+/// Where a message for a local APIC goes, and the upper half of that; 255 is all of them, in
+/// x2APIC mode as well.
 /// KVM reads destination bits 31:8 from the upper half only where the VMM has asked for that
 /// (KVM_X2APIC_API_USE_32BIT_IDS): only then does KVM tell an ID that has such bits.
 fn message_address(apic_id: u32) -> Option<(u32, u32)> {
@@ -81,7 +84,7 @@ pub(crate) fn send_extended(vcpu: &KvmVcpu, vm: &VmFd, vector: u32) -> Result<()
     };
     match PmiRoute::decode(vector) {
         PmiRoute::Nmi => nmi(vcpu, vm, id),
-        PmiRoute::Fixed(vector) => message(vm, id, vector.into()).map(|_| ()),
+        PmiRoute::Fixed(vector) => message(vcpu, vm, id, vector.into()).map(|_| ()),
         PmiRoute::Masked | PmiRoute::Unusable(_) => Ok(()),
     }
 }
@@ -89,8 +92,8 @@ pub(crate) fn send_extended(vcpu: &KvmVcpu, vm: &VmFd, vector: u32) -> Result<()
 /// Sends an NMI to `vcpu` itself. A message is an ioctl of the VM's, and spares KVM
 /// loading the vCPU's state and storing it again, which takes longer than the rest;
 /// it serves as long as the guest has left the vCPU its APIC ID.
-fn nmi(vcpu: &KvmVcpu, vm: &VmFd, apic_id: u32) -> Result<(), PmiError> {
-    if apic_id == vcpu.id().0 && message(vm, apic_id, DELIVER_NMI)? {
+fn nmi(vcpu: &KvmVcpu, vm: &VmFd, apic_id: Option<u32>) -> Result<(), PmiError> {
+    if apic_id == Some(vcpu.id().0) && message(vcpu, vm, apic_id, DELIVER_NMI)? {
         return Ok(());
     }
     Ok(vcpu.nmi()?)
@@ -104,10 +107,11 @@ impl ApicPmi {
             return Ok(None);
         }
         let (id, lvtpc) = registers(&vcpu.get_lapic()?);
+        let x2apic = base & APIC_BASE_X2APIC != 0;
         Ok(Some(Self {
-            id,
+            id: address_of(vcpu.id(), id, x2apic),
             lvtpc,
-            x2apic: base & APIC_BASE_X2APIC != 0,
+            x2apic,
         }))
     }
 
@@ -127,7 +131,7 @@ impl ApicPmi {
         match route {
             PmiRoute::Nmi => nmi(vcpu, vm, self.id)?,
             PmiRoute::Fixed(vector) => {
-                if !message(vm, self.id, vector.into())? {
+                if !message(vcpu, vm, self.id, vector.into())? {
                     // The guest has changed its APIC's ID or mode in the meantime.
                     let unusable = PmiRoute::Unusable(self.lvtpc.value());
                     return Ok(PmiDelivery::by(unusable));
@@ -165,17 +169,25 @@ pub(crate) fn refusal(apic: Option<ApicPmi>) -> Option<PmiDelivery> {
     }
 }
 
-/// ID and LVTPC, from what `KVM_GET_LAPIC` gives in both modes of the APIC.
+/// The APIC ID by which a message reaches vCPU `id`, whose APIC's register of it reads as `word`.
+/// In xAPIC mode it is in bits 31:24, where the guest may write. In x2APIC mode it is the vCPU's
+/// number, and nobody writes it; KVM shows bits 31:8, and takes them in messages, only if the VMM
+/// has asked for them (KVM_X2APIC_API_USE_32BIT_IDS): without, a message would reach another vCPU.
+fn address_of(VcpuId(id): VcpuId, word: u32, x2apic: bool) -> Option<u32> {
+    if x2apic {
+        (id <= 0xff || word == id).then_some(id)
+    } else {
+        Some(word >> 24)
+    }
+}
+
+/// The register of the ID, and LVTPC, from what `KVM_GET_LAPIC` gives.
 fn registers(lapic: &kvm_lapic_state) -> (u32, Lvtpc) {
     let word = |at: usize| {
         let bytes = std::array::from_fn(|byte| lapic.regs[at + byte].cast_unsigned());
         u32::from_le_bytes(bytes)
     };
-    // In bits 31:24 in both modes, but below in x2APIC mode if the VMM has asked
-    // for 32-bit IDs (KVM_X2APIC_API_USE_32BIT_IDS).
-    let id = word(APIC_ID);
-    let id = if id >> 24 == 0 { id } else { id >> 24 };
-    (id, Lvtpc::of(word(APIC_LVTPC), word(APIC_SVR)))
+    (word(APIC_ID), Lvtpc::of(word(APIC_LVTPC), word(APIC_SVR)))
 }
 
 #[cfg(test)]
@@ -198,6 +210,23 @@ mod tests {
         assert_eq!(registers(&state).1.route(), PmiRoute::Masked);
         state.regs[APIC_SVR + 1] = 1;
         let (id, lvtpc) = registers(&state);
-        assert_eq!((id, lvtpc.route()), (5, PmiRoute::Nmi));
+        assert_eq!((id, lvtpc.route()), (5 << 24, PmiRoute::Nmi));
+    }
+
+    #[test]
+    fn a_message_never_names_another_vcpu() {
+        let check = |id, word, x2apic, expected| {
+            let address = address_of(VcpuId(id), word, x2apic);
+            assert_eq!(address, expected, "{id:#x} {word:#x} {x2apic}");
+        };
+        // The guest may change it.
+        check(5, 7 << 24, false, Some(7));
+        for word in [5, 5 << 24] {
+            check(5, word, true, Some(5));
+        }
+        check(0x101, 0x101, true, Some(0x101));
+        // Without 32-bit IDs.
+        check(0x101, 1 << 24, true, None);
+        check(0x500, 0, true, None);
     }
 }
