@@ -292,13 +292,13 @@ impl VmTraps {
     ) -> Result<(), PatchRefusal> {
         let memory = self.memory.as_ref().ok_or(PatchRefusal::NoProtection)?;
         let page = page_of(at);
-        // Asked before vCPUs are stopped for it: what is no plain memory, or not shared, is known
-        // without. Others can only be tried.
-        if !state.patches.on_page(page) {
-            memory.protect(page, true)?;
-        }
         if let Some(reason) = state.refusal(page) {
             return Err(reason);
+        }
+        // What is no plain memory, or not shared, is known before vCPUs are stopped for it. Other
+        // memory can only be tried.
+        if !state.patches.on_page(page) {
+            memory.protect(page, true)?;
         }
         let patched = self.change(state, |state| {
             // Another vCPU may have changed it since it was looked at. A patch that
