@@ -87,11 +87,7 @@ fn run(choices: &Choices) -> Result<u8> {
         _ => OneCpu::restore(memory, &Saved::read(&file)?)?,
     };
     let stopped = machine.run(choices.save.unwrap_or(Pause::Never))?;
-    let watched = if stopped.is_watched() {
-        "watched"
-    } else {
-        "unwatched"
-    };
+    let watch = stopped.watch();
     match stopped.left.stop {
         Stop::Ended(Ending::Off) => {
             let counted = stopped.counted();
@@ -106,7 +102,7 @@ fn run(choices: &Choices) -> Result<u8> {
             } else {
                 "disabled"
             };
-            eprintln!("saved: {} {counts} {watched}", counted.events);
+            eprintln!("saved: {} {counts} {watch}", counted.events);
             Ok(SAVED)
         }
     }

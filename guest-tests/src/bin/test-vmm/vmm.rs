@@ -14,8 +14,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VmFd};
 use kvm_pmu::{
-    Answer, Armed, Exited, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, ProtectPages,
-    ThreadContext, TrapPlan, VcpuId, VmExit, VmTraps, cpuid, msr_ranges, switch_off_vpmu,
+    Answer, Armed, Exited, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, PatchRefusal,
+    ProtectPages, ThreadContext, TrapPlan, VcpuId, VmExit, VmTraps, cpuid, msr_ranges,
+    switch_off_vpmu,
 };
 use pmu_virt::{CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, SimBackend, VcpuPmu};
 
@@ -367,8 +368,14 @@ impl Stopped {
         self.left.witness.counted()
     }
 
-    /// Whether somebody watches the guest's #GP handler.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.left.witness.armed != Armed::Nothing
+    /// How the guest's #GP handler is watched, in a word. A breakpoint stands for a patch for a
+    /// moment after the guest has written to the handler's page.
+    pub(crate) fn watch(&self) -> &'static str {
+        match self.left.witness.armed {
+            Armed::Nothing => "unwatched",
+            Armed::Patch => "patched",
+            Armed::Breakpoint(Some(PatchRefusal::JustWritten)) => "just-written",
+            Armed::Breakpoint(_) => "breakpoint",
+        }
     }
 }
