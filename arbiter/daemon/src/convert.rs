@@ -331,6 +331,7 @@ pub(crate) fn refusal(arbiter: &HostArbiter, refusal: &Refusal) -> wire::Refusal
     let by: &[LeaseId] = match refusal {
         Refusal::Held { by, .. } | Refusal::GroupsBelow { by } => by,
         Refusal::BeyondGroup { above, .. } => above.as_slice(),
+        Refusal::TooManyBelow { above, .. } => std::slice::from_ref(above),
         Refusal::Behind { lease } | Refusal::Wanted { by: lease } => std::slice::from_ref(lease),
         _ => &[],
     };

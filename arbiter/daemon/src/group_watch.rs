@@ -26,14 +26,18 @@ pub(crate) type EndedGroups = BTreeMap<LeaseId, Cause>;
 
 #[derive(Debug)]
 struct WatchedGroup {
-    leases: BTreeSet<LeaseId>,
+    leases: BTreeMap<LeaseId, Arrival>,
     group: Group,
     /// Its `cgroup.events`; `None`: there are too many of them.
     events: Option<File>,
-    /// Something has run in it.
-    populated: bool,
-    /// Until when something has to, since a lease holds counters for it.
-    arrive_by: Option<BootTime>,
+}
+
+/// Whether something has come to run in a group since a lease of it was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrival {
+    came: bool,
+    /// Until when something has to, while the lease holds counters.
+    by: Option<BootTime>,
 }
 
 /// What is watched.
@@ -103,11 +107,10 @@ impl Groups {
             self.watch(service, group, id);
         }
         let arrives = now.after(service.config().arrive);
-        if let Some(watched) = self.watched.get_mut(&group.id)
-            && lease.holds > 0
-            && !watched.populated
-        {
-            watched.arrive_by.get_or_insert(arrives);
+        let watched = self.watched.get_mut(&group.id);
+        if let Some(arrival) = watched.and_then(|watched| watched.leases.get_mut(&id)) {
+            let waits = lease.holds > 0 && !arrival.came;
+            arrival.by = waits.then(|| arrival.by.unwrap_or(arrives));
         }
         if is_new {
             // It may be empty, or gone, since it was asked for.
@@ -117,7 +120,7 @@ impl Groups {
 
     fn watch(&mut self, service: &Service, group: &Group, lease: LeaseId) {
         if let Some(watched) = self.watched.get_mut(&group.id) {
-            watched.leases.insert(lease);
+            watched.leases.insert(lease, Arrival::default());
             return;
         }
         let events = Some(()).filter(|()| self.descriptors < self.most);
@@ -129,11 +132,9 @@ impl Groups {
             });
         self.descriptors += usize::from(events.is_some());
         let watched = WatchedGroup {
-            leases: BTreeSet::from([lease]),
+            leases: BTreeMap::from([(lease, Arrival::default())]),
             group: group.clone(),
             events,
-            populated: false,
-            arrive_by: None,
         };
         self.watched.insert(group.id, watched);
     }
@@ -214,19 +215,11 @@ impl Groups {
         let Some(watched) = self.watched.get_mut(&group) else {
             return;
         };
-        let why = match populated {
-            Some(true) => {
-                watched.populated = true;
-                watched.arrive_by = None;
-                return;
+        for (lease, arrival) in &mut watched.leases {
+            if let Some(why) = arrival.end(populated, now) {
+                self.ended.insert(*lease, why);
             }
-            Some(false) if watched.is_overdue(now) => Cause::NobodyCame,
-            Some(false) if !watched.populated => return,
-            // It is gone, or all that ran in it.
-            None | Some(false) => Cause::GroupEmpty,
-        };
-        let leases = watched.leases.iter();
-        self.ended.extend(leases.map(|lease| (*lease, why)));
+        }
     }
 
     /// Those that have ended since this was asked last. `None`: none.
@@ -238,7 +231,31 @@ impl Groups {
 
 impl WatchedGroup {
     fn is_overdue(&self, now: BootTime) -> bool {
-        self.arrive_by.is_some_and(|by| by <= now)
+        self.leases.values().any(|arrival| arrival.is_overdue(now))
+    }
+}
+
+impl Arrival {
+    fn is_overdue(self, now: BootTime) -> bool {
+        self.by.is_some_and(|by| by <= now)
+    }
+
+    /// Why the lease ends, if it does: something runs in its group, or nothing; `None`: the group
+    /// is gone.
+    fn end(&mut self, populated: Option<bool>, now: BootTime) -> Option<Cause> {
+        match populated {
+            Some(true) => {
+                *self = Arrival {
+                    came: true,
+                    by: None,
+                };
+                None
+            }
+            Some(false) if self.is_overdue(now) => Some(Cause::NobodyCame),
+            Some(false) if !self.came => None,
+            // It is gone, or all that ran in it.
+            None | Some(false) => Some(Cause::GroupEmpty),
+        }
     }
 }
 
@@ -249,4 +266,32 @@ fn is_populated(events: &File) -> Option<bool> {
     let mut lines = text[..length].split(|byte| *byte == b'\n');
     let line = lines.find_map(|line| line.strip_prefix(b"populated "))?;
     Some(line != b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lease has its own time, whatever became of another of its group.
+    #[test]
+    fn each_lease_waits_for_its_own_time() {
+        let due = |ms| Some(BootTime(ms));
+        let mut first = Arrival {
+            came: false,
+            by: due(10),
+        };
+        let mut waits = Arrival::default();
+        let mut later = Arrival {
+            came: false,
+            by: due(19),
+        };
+        let end = |one: &mut Arrival, populated, now| one.end(populated, BootTime(now));
+        assert_eq!(end(&mut first, Some(false), 9), None);
+        assert_eq!(end(&mut first, Some(false), 10), Some(Cause::NobodyCame));
+        assert_eq!(end(&mut waits, Some(false), 10), None);
+        assert_eq!(end(&mut later, Some(false), 10), None);
+        assert_eq!(end(&mut later, Some(true), 11), None);
+        assert_eq!(end(&mut later, Some(false), 30), Some(Cause::GroupEmpty));
+        assert_eq!(end(&mut waits, None, 30), Some(Cause::GroupEmpty));
+    }
 }

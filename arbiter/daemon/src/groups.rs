@@ -3,10 +3,12 @@
 //! gives to no other one before the next boot. A path may be another's by now.
 
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use arbiter_host::{Group, GroupId};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2};
@@ -17,7 +19,7 @@ use crate::config::hierarchies;
 use crate::task::Task;
 
 /// Groups are in no more others.
-const DEEPEST: usize = 64;
+pub(crate) const DEEPEST: usize = 64;
 /// Most bytes of a path, as the kernel has it.
 const LONGEST: usize = 4096;
 /// What is looked at for one lease at most: each process takes some system calls, of a thread only
@@ -37,8 +39,10 @@ struct Most {
     numbers: usize,
 }
 
-/// Of a file that lists numbers, so many bytes are read.
-const MOST_BYTES: u64 = 1 << 20;
+/// A number in a file has so many bytes at most, with the end of its line.
+const LONGEST_NUMBER: usize = 11;
+/// So many numbers that are read cost as much as a look.
+const NUMBERS: u64 = 64;
 /// `CGROUP2_SUPER_MAGIC` of `<linux/magic.h>`.
 const CGROUP2: i64 = 0x6367_7270;
 
@@ -210,8 +214,8 @@ fn names(path: &str) -> Result<Vec<&str>, NoGroup> {
     Ok(names)
 }
 
-/// The folder of this name in another, and nothing that a link or a mount puts there.
-fn below(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+/// The folder of this name in another, or of this path from there on, and nothing that a link or a mount puts there.
+fn below(folder: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
@@ -281,23 +285,32 @@ impl NamedGroup {
         let path = || self.group.path.clone();
         let too_many = || NoGroup::TooMany(path());
         let mut numbers = BTreeSet::new();
-        let mut groups = vec![below(&self.folder, ".").map_err(|error| failed(&path(), error))?];
+        // One is open at a time, however many there are.
+        let mut groups = vec![PathBuf::from(".")];
         let mut seen = 0;
-        while let Some(folder) = groups.pop() {
+        while let Some(inner) = groups.pop() {
             seen += 1;
             *looks += 1;
-            let read = numbers_in(&folder, name).and_then(|there| {
-                let below = folders(&folder, most.groups)?;
-                Ok((there, below))
+            let left = most.groups.saturating_sub(seen + groups.len());
+            let read = below(&self.folder, &inner).and_then(|folder| {
+                let there = numbers_in(&folder, name, most.numbers)?;
+                Ok((there, folders(&folder, left)?))
             });
-            let (there, below) = match read {
-                // It was removed meanwhile, with nothing in it.
-                Err(Errno::NOENT | Errno::NODEV) if seen > 1 => continue,
+            let (there, inside) = match read {
+                // It was removed meanwhile, with nothing in it; or it is threaded, and its
+                // processes are those of the one above that is not.
+                Err(Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP) if seen > 1 => continue,
+                Err(Errno::NAMETOOLONG) => return Err(too_many()),
                 read => read.map_err(|error| failed(&path(), error))?,
             };
+            let (Some(there), Some(inside)) = (there, inside) else {
+                *looks += most.numbers as u64 / NUMBERS;
+                return Err(too_many());
+            };
+            *looks += there.len() as u64 / NUMBERS;
             numbers.extend(there);
-            groups.extend(below);
-            if numbers.len() > most.numbers || seen + groups.len() > most.groups {
+            groups.extend(inside.into_iter().map(|name| inner.join(name)));
+            if numbers.len() > most.numbers {
                 return Err(too_many());
             }
         }
@@ -314,19 +327,24 @@ fn file(folder: &OwnedFd, name: &str) -> rustix::io::Result<File> {
     openat2(folder, name, flags, Mode::empty(), resolve).map(File::from)
 }
 
-fn numbers_in(folder: &OwnedFd, name: &str) -> rustix::io::Result<Vec<u32>> {
+/// The numbers in a file of a group; `None`: they are more than `most`.
+fn numbers_in(folder: &OwnedFd, name: &str, most: usize) -> rustix::io::Result<Option<Vec<u32>>> {
     let mut text = String::new();
     let file = file(folder, name)?;
-    let read = io::Read::read_to_string(&mut io::Read::take(file, MOST_BYTES), &mut text);
+    let bytes = (most + 1) * LONGEST_NUMBER;
+    let read = io::Read::read_to_string(&mut io::Read::take(file, bytes as u64), &mut text);
     if let Err(error) = read {
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
-    // What was cut off is more than is looked at in any case.
-    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    if text.len() >= bytes {
+        return Ok(None);
+    }
+    let numbers: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    Ok(Some(numbers).filter(|numbers| numbers.len() <= most))
 }
 
-/// The groups in one; of more than `most`, some.
-fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Vec<OwnedFd>> {
+/// The names of the groups in one; `None`: they are more than `most`.
+fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Option<Vec<OsString>>> {
     let all = openat2(
         folder,
         ".",
@@ -341,20 +359,10 @@ fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Vec<OwnedFd>> {
         if entry.file_type() != FileType::Directory || matches!(name, b"." | b"..") {
             continue;
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match openat2(
-            folder,
-            entry.file_name(),
-            flags,
-            Mode::empty(),
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
-        ) {
-            Err(Errno::NOENT) => {}
-            below => found.push(below?),
+        if found.len() == most {
+            return Ok(None);
         }
-        if found.len() > most {
-            break;
-        }
+        found.push(OsStr::from_bytes(name).to_owned());
     }
-    Ok(found)
+    Ok(Some(found))
 }

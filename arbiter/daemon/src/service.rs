@@ -36,6 +36,7 @@ use varlink::Request;
 
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Means, Wrong};
+use crate::groups::Tree;
 use crate::journal::{Barred, Entry, Stored};
 use crate::metrics::{InUse, Metrics};
 use crate::peer::Client;
@@ -76,6 +77,8 @@ pub(crate) struct Service {
     causes: trail::Causes,
     /// How many threads were looked at for calls.
     looks: u64,
+    /// Where the control groups are, once one was looked for.
+    groups: Option<Tree>,
 }
 
 impl Service {
@@ -93,6 +96,7 @@ impl Service {
             denials: trail::Denials::default(),
             causes: trail::Causes::default(),
             looks: 0,
+            groups: None,
         }
     }
 
@@ -218,7 +222,9 @@ impl Service {
     /// the group's.
     pub(crate) fn gone(&mut self, connection: ConnectionId, now: BootTime) {
         for id in self.listeners.gone(connection) {
-            let lease = self.arbiter().lease(id).filter(|lease| lease.holds > 0);
+            // One that was granted is the group's, also while its counters are another's.
+            let lease = self.arbiter().lease(id);
+            let lease = lease.filter(|lease| lease.since.is_some());
             if lease.is_none_or(|lease| lease.terms.scope.group().is_none()) {
                 self.book.gone(id, now);
             }
@@ -517,9 +523,17 @@ impl Service {
         let (config, arbiter) = (&self.config, self.book.arbiter());
         let (owner, job) = call::owner_or_job(config, arbiter, calling, request)?;
         self.bars.check(owner.uid)?;
-        let mut means = Meant::new(calling, arbiter, &config.root, job, &mut self.looks);
+        let mut means = Meant::new(
+            calling,
+            arbiter,
+            &config.root,
+            job,
+            &mut self.groups,
+            &mut self.looks,
+        );
         let terms = convert::terms(config, arbiter, owner.tenant, request, &mut means);
         let terms = terms.map_err(|Wrong(what)| Denial::wrong(what))?;
+        self.looks += arbiter.cost(&terms);
         Ok((owner, terms))
     }
 

@@ -61,7 +61,9 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
                 lease.0
             )
         }
-        Refusal::GroupsBelow { .. } | Refusal::BeyondGroup { .. } => of_groups(refusal),
+        Refusal::GroupsBelow { .. }
+        | Refusal::BeyondGroup { .. }
+        | Refusal::TooManyBelow { .. } => of_groups(refusal),
         Refusal::NoSuchLease => {
             "there is no such lease, or it has ended; see: umpire leases".to_owned()
         }
@@ -122,6 +124,11 @@ fn of_groups(refusal: &Refusal) -> String {
         ),
         Refusal::BeyondGroup { cpu, above: None } => format!(
             "the lease of a control group above it is not for CPU {cpu}; ask for CPUs of that one"
+        ),
+        Refusal::TooManyBelow { above, most } => format!(
+            "{most} leases are for control groups below that of lease {}, and more may not be; \
+             give some back",
+            above.0
         ),
         other => other.reason().to_string(),
     }

@@ -108,6 +108,11 @@ impl Book {
         below.flat_map(|all| all.iter().rev()).copied()
     }
 
+    /// How many those are.
+    pub(crate) fn count_below(&self, group: GroupId) -> usize {
+        self.below.get(&group).map_or(0, BTreeSet::len)
+    }
+
     /// What is due first, and for which lease.
     pub(crate) fn first_due(&self) -> Option<(BootTime, LeaseId)> {
         self.due.first().copied()

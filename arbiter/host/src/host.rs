@@ -29,6 +29,13 @@ use super::usage::Usage;
 /// what leases can need.
 const MOST_DUE: usize = 8;
 
+/// Most leases of the control groups below one: what is above a lease, and beside it there, is
+/// looked at for each change on each CPU.
+pub(crate) const MOST_BELOW: usize = 64;
+
+/// So many groups, looked at on one CPU each, cost as much as a call.
+const COSTS: usize = 256;
+
 /// What became of a request that was not refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -137,6 +144,21 @@ impl HostArbiter {
     /// The latest instant that it was told.
     pub fn now(&self) -> BootTime {
         self.now
+    }
+
+    /// What a request for a control group costs at most, where one for a thread costs 1: each
+    /// number of counters is tried on each CPU, and what is beside it below a leased group is
+    /// looked at.
+    pub fn cost(&self, terms: &Terms) -> u64 {
+        let Some(group) = terms.scope.group() else {
+            return 0;
+        };
+        let tries = (terms.demands.len() + 1)
+            .saturating_sub(terms.at_least)
+            .max(1);
+        let below = self.above_leased(group);
+        let beside = below.map_or(0, |(group, _)| self.book.count_below(group));
+        (tries * terms.cpus.len() * (MOST_BELOW / 4 + beside) / COSTS) as u64
     }
 
     /// Who waits, in the order of service.
@@ -565,6 +587,9 @@ impl HostArbiter {
         if !by.is_empty() {
             return Err(Refusal::GroupsBelow { by });
         }
+        if let Some(group) = terms.scope.group() {
+            self.fits_below(group)?;
+        }
         let own = self.book.all();
         let own = own.filter(|lease| lease.owner.tenant == owner.tenant);
         let own = own.flat_map(|lease| &lease.terms.demands);
@@ -574,6 +599,23 @@ impl HostArbiter {
             return Err(Refusal::TooManyLeases { most });
         }
         Ok(())
+    }
+
+    /// Whether one lease more may be below the leased control groups that this one is in.
+    fn fits_below(&self, group: &Group) -> Result<(), Refusal> {
+        match self.above_leased(group) {
+            Some((outermost, above)) if self.book.count_below(outermost) >= MOST_BELOW => {
+                let most = MOST_BELOW;
+                Err(Refusal::TooManyBelow { above, most })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The outermost group above one that has leases, or waits for some, and one of these.
+    fn above_leased(&self, group: &Group) -> Option<(GroupId, LeaseId)> {
+        let mut above = group.above.iter();
+        above.find_map(|id| Some((*id, self.book.of_group(*id).next()?)))
     }
 
     /// Whether the request would be possible if nobody held anything, and the least of it
@@ -647,6 +689,7 @@ impl HostArbiter {
             match self.room.fit(holding, to) {
                 Ok(()) => {
                     self.note(id, to, Cause::Granted, out);
+                    self.tell_with_above(id, out);
                     return Ok(());
                 }
                 Err(shortage) => short = Some(shortage),
@@ -763,8 +806,27 @@ impl HostArbiter {
         }
     }
 
+    /// A lease was granted: if one above leaves, it is told as those were that were there.
+    fn tell_with_above(&mut self, id: LeaseId, out: &mut Vec<Change>) {
+        let group = self
+            .book
+            .get(id)
+            .and_then(|lease| lease.terms.scope.group());
+        let above = group.map_or(&[][..], |group| &group.above);
+        let above = above.iter().flat_map(|group| self.book.of_group(*group));
+        let leaving = above.filter_map(|above| Some((above, self.book.get(above)?.departure?)));
+        let leaving: Vec<(LeaseId, Departure)> = leaving.collect();
+        for (above, departure) in leaving {
+            let mut with = self.leave_with(above, departure).into_iter();
+            if let Some((lease, departure)) = with.find(|(lease, _)| *lease == id) {
+                self.book.announce(lease, departure);
+                out.push(Change::Announced { lease, departure });
+            }
+        }
+    }
+
     /// Leases of the control groups below that of a lease that would have more than is left to
-    /// it, and how they leave.
+    /// it, and how they leave: the newest first, as [`HostArbiter::end_below`] ends them.
     fn leave_with(&mut self, id: LeaseId, departure: Departure) -> Vec<(LeaseId, Departure)> {
         let Some(lease) = self.book.get(id) else {
             return Vec::new();
@@ -772,15 +834,24 @@ impl HostArbiter {
         let Some(group) = lease.terms.scope.group() else {
             return Vec::new();
         };
+        let below: Vec<LeaseId> = self.book.below(group.id).collect();
         let holding = lease.holding();
         self.room.change(holding, departure.to);
-        let below = self.book.below(group.id);
-        let below = below.filter_map(|id| self.book.get(id));
-        let beyond = below.filter(|lease| self.is_beyond(lease, group));
-        let leave = beyond.map(|lease| (lease.id, lease.departs_with(departure)));
-        let leave = leave.collect();
+        let mut gone = Vec::new();
+        for lease in below.iter().filter_map(|id| self.book.get(*id)) {
+            if self.is_beyond(lease, group) {
+                self.room.remove(lease.holding());
+                gone.push(lease);
+            }
+        }
+        gone.iter()
+            .rev()
+            .for_each(|lease| self.room.add(lease.holding()));
         self.room.change(holding.with(departure.to), holding.holds);
+        let leave = gone.iter();
         leave
+            .map(|lease| (lease.id, lease.departs_with(departure)))
+            .collect()
     }
 
     /// What follows after something became free, or the rules changed: those who wait are

@@ -350,10 +350,11 @@ impl Lease {
     }
 
     /// Is of before a restart: its owner has to claim it by `claim_by`. What a control group
-    /// holds is the group's, whoever asked for it: nobody has to come back.
+    /// was given is the group's, whoever asked for it, also while it was preempted: nobody has to
+    /// come back.
     pub(crate) fn recall(&mut self, now: BootTime, claim_by: BootTime) {
         self.settled = now;
-        let is_groups = self.terms.scope.group().is_some() && self.holds > 0;
+        let is_groups = self.terms.scope.group().is_some() && self.since.is_some();
         self.facts.claim_by = (!is_groups).then_some(claim_by);
         // Its owner could not renew it while nobody was there.
         self.facts.until = self.until.map(|until| until.max(claim_by));
@@ -393,7 +394,8 @@ impl Lease {
                     ..
                 },
             ) => (own.at.min(other.at), own.why),
-            _ => (other.at, other.why),
+            Some(own) => (own.at.min(other.at), other.why),
+            None => (other.at, other.why),
         };
         Departure { at, to: 0, why }
     }

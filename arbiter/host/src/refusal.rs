@@ -119,6 +119,12 @@ pub enum Refusal {
         /// A lease of the group above; `None`: it has none on this CPU.
         above: Option<LeaseId>,
     },
+    /// The groups below a control group that it is in have as many leases as they may.
+    TooManyBelow {
+        /// A lease of the group above.
+        above: LeaseId,
+        most: usize,
+    },
     /// There is no such lease, or it has ended.
     NoSuchLease,
     /// It is somebody else's.

@@ -20,6 +20,7 @@ use super::lease::Holding;
 use super::policy::HostPolicy;
 use super::refusal::Refusal;
 use super::terms::{Demand, Group, Scope, Terms};
+use forest::Nest;
 use pool::{Pool, Rules, Share, are_of_one_kind};
 pub(crate) use pool::{Shortage, whole_kinds};
 
@@ -30,6 +31,8 @@ pub(crate) struct Room {
     threads: BTreeMap<ThreadId, Vec<Arc<Share>>>,
     /// How many leases of each control group hold something.
     groups: BTreeMap<GroupId, usize>,
+    /// Which of these are below each control group.
+    below: BTreeMap<GroupId, BTreeSet<GroupId>>,
     online: CpuSet,
     /// Where somebody who holds no lease has something.
     outside: BTreeSet<Place>,
@@ -46,6 +49,7 @@ impl Room {
             pools,
             threads: BTreeMap::new(),
             groups: BTreeMap::new(),
+            below: BTreeMap::new(),
             outside: BTreeSet::new(),
             rules: Rules::default(),
         }
@@ -157,6 +161,7 @@ impl Room {
     pub(crate) fn count<'a>(&mut self, held: impl Iterator<Item = Holding<'a>>) {
         self.threads.clear();
         self.groups.clear();
+        self.below.clear();
         self.pools.iter_mut().for_each(Pool::clear);
         held.for_each(|holding| self.add(holding));
     }
@@ -297,13 +302,39 @@ impl Room {
 
     fn change_group(&mut self, holding: Holding<'_>, group: &Group, places: &[Place], add: bool) {
         let count = self.groups.entry(group.id).or_default();
-        *count = if add { *count + 1 } else { *count - 1 };
-        if *count == 0 {
-            self.groups.remove(&group.id);
+        let others = *count - usize::from(!add);
+        *count = others + usize::from(add);
+        if others == 0 {
+            self.set_group(group, add);
         }
+        let above = self.leased_above(group);
+        let none = BTreeSet::new();
+        let nest = Nest {
+            id: group.id,
+            above: &above,
+            below: self.below.get(&group.id).unwrap_or(&none),
+        };
         for (pmu, places) in of_each_pmu(places) {
             let pool = &mut self.pools[usize::from(pmu.0)];
-            pool.change_group(holding, group, places, add);
+            pool.change_group(holding, nest, places, add);
+        }
+    }
+
+    /// A control group has the first lease that holds something, or has none any more.
+    fn set_group(&mut self, group: &Group, has: bool) {
+        if !has {
+            self.groups.remove(&group.id);
+        }
+        for above in &group.above {
+            let below = self.below.entry(*above).or_default();
+            if has {
+                below.insert(group.id);
+            } else {
+                below.remove(&group.id);
+            }
+            if below.is_empty() {
+                self.below.remove(above);
+            }
         }
     }
 
@@ -338,12 +369,34 @@ impl Room {
 
     /// The same, if they fit.
     pub(crate) fn fit(&mut self, holding: Holding<'_>, to: usize) -> Result<(), Shortage> {
+        self.would_be_beyond(holding, to)?;
         self.change(holding, to);
         let fits = self.check(holding.with(to));
         if fits.is_err() {
             self.change(holding.with(to), holding.holds);
         }
         fits
+    }
+
+    fn would_be_beyond(&self, holding: Holding<'_>, to: usize) -> Result<(), Shortage> {
+        let Some(group) = self.within(holding) else {
+            return Ok(());
+        };
+        let (above, none) = (self.leased_above(group), BTreeSet::new());
+        let nest = Nest {
+            id: group.id,
+            above: &above,
+            below: &none,
+        };
+        let places = self.places_of(holding.with(to));
+        of_each_pmu(&places)
+            .try_for_each(|(pmu, places)| self.pool(pmu).would_be_beyond(holding, to, nest, places))
+    }
+
+    /// The groups above one that hold something, from the outermost on.
+    fn leased_above(&self, group: &Group) -> Vec<GroupId> {
+        let above = group.above.iter().copied();
+        above.filter(|id| self.has_group(*id)).collect()
     }
 
     /// Whether what is held is possible at the places of `holding`, which was added.

@@ -52,11 +52,6 @@ impl Group {
     pub fn is_below(&self, other: &Group) -> bool {
         self.above.contains(&other.id)
     }
-
-    /// Those that it is in, from the outermost on, and it.
-    pub(crate) fn chain(&self) -> impl Iterator<Item = GroupId> {
-        self.above.iter().copied().chain([self.id])
-    }
 }
 
 /// What becomes of a request that cannot be granted now, and of a lease that has lost

@@ -69,6 +69,8 @@ pub enum Reason {
     GroupsBelow,
     /// [`Refusal::BeyondGroup`].
     BeyondGroup,
+    /// [`Refusal::TooManyBelow`].
+    TooManyBelow,
     /// [`Refusal::NoSuchLease`].
     NoSuchLease,
     /// [`Refusal::Foreign`].
@@ -305,6 +307,7 @@ impl Refusal {
             Refusal::Behind { .. } => Reason::Behind,
             Refusal::GroupsBelow { .. } => Reason::GroupsBelow,
             Refusal::BeyondGroup { .. } => Reason::BeyondGroup,
+            Refusal::TooManyBelow { .. } => Reason::TooManyBelow,
             Refusal::NoSuchLease => Reason::NoSuchLease,
             Refusal::Foreign { .. } => Reason::Foreign,
             Refusal::WrongGeneration { .. } => Reason::WrongGeneration,

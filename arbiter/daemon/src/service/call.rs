@@ -189,8 +189,8 @@ impl Calling<'_> {
     }
 }
 
-/// For whom a client speaks that names `lease`: for that one's tenant, if that is one of its
-/// user's. Its tenants come along.
+/// For whom a client speaks that names `lease`: for the tenant by which it has asked for that one,
+/// or for the lease's, if that is one of its user's. Its tenants come along.
 pub(super) fn caller(
     config: &ArbiterConfig,
     arbiter: &HostArbiter,
@@ -199,9 +199,12 @@ pub(super) fn caller(
 ) -> (Caller, Vec<TenantId>) {
     let (tenants, operator) = config.tenants_of(client);
     let of_lease = lease.and_then(|id| arbiter.lease(id));
+    let asked = of_lease.and_then(|lease| lease.owner.by);
+    let asked = asked.filter(|by| by.uid == client.uid);
     let of_lease = of_lease.map(|lease| lease.owner.tenant);
-    let tenant = of_lease
-        .filter(|tenant| tenants.contains(tenant))
+    let mut named = asked.map(|by| by.tenant).into_iter().chain(of_lease);
+    let tenant = named
+        .find(|tenant| tenants.contains(tenant))
         .or(tenants.first().copied());
     let caller = Caller {
         tenant: tenant.unwrap_or(TenantId(u16::MAX)),

@@ -8,7 +8,7 @@ use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
 
 use super::call::Calling;
 use crate::convert::Means;
-use crate::groups::{Job, NamedGroup, NoGroup, Tree};
+use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree};
 use crate::peer::Client;
 use crate::task;
 
@@ -18,8 +18,14 @@ pub(super) struct Meant<'a> {
     arbiter: &'a HostArbiter,
     root: &'a Path,
     job: Job,
+    /// Where the control groups are, once one was looked for.
+    tree: &'a mut Option<Tree>,
     looks: &'a mut u64,
 }
+
+/// To look where the control groups are mounted costs as much as so many calls: there may be
+/// thousands of mounts.
+const MOUNTS: u64 = 200;
 
 impl Means for Meant<'_> {
     fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String> {
@@ -36,12 +42,13 @@ impl Means for Meant<'_> {
 
 impl<'a> Meant<'a> {
     /// What somebody means who calls. The kernel's files are below `root`; a control group is to be
-    /// leased for `job`; `looks` grows by what was looked at.
+    /// leased for `job`, in `tree`; `looks` grows by what was looked at.
     pub(super) fn new(
         calling: &Calling<'a>,
         arbiter: &'a HostArbiter,
         root: &'a Path,
         job: Job,
+        tree: &'a mut Option<Tree>,
         looks: &'a mut u64,
     ) -> Self {
         Meant {
@@ -50,17 +57,33 @@ impl<'a> Meant<'a> {
             arbiter,
             root,
             job,
+            tree,
             looks,
         }
     }
 
     fn found(&mut self, path: &str) -> Result<Group, NoGroup> {
         let path = absolute(path, self.client)?;
-        let named = Tree::open(self.root)?.find(&path)?;
-        *self.looks += 1 + named.group.above.len() as u64;
+        if path.chars().any(char::is_control) {
+            // Whoever lists leases has it on a terminal.
+            let path = path.escape_default().take(256).collect();
+            return Err(NoGroup::Path(path, "it has control characters"));
+        }
+        let named = self.find(&path)?;
         named.check(self.job, self.looks)?;
         self.has_no_leased_thread(&named)?;
         Ok(named.group)
+    }
+
+    /// The group of a path. What is looked at for it is counted also where there is none.
+    fn find(&mut self, path: &str) -> Result<NamedGroup, NoGroup> {
+        if self.tree.is_none() {
+            *self.looks += MOUNTS;
+            *self.tree = Some(Tree::open(self.root)?);
+        }
+        *self.looks += path.split('/').take(DEEPEST).count() as u64;
+        let tree = self.tree.as_ref().ok_or(NoGroup::NoHierarchy)?;
+        tree.find(path)
     }
 
     /// A thread counts for its lease and for that of its group at a time, which nobody has
@@ -96,7 +119,6 @@ impl<'a> Meant<'a> {
             return Ok(());
         }
         let leased: BTreeSet<_> = self.arbiter.leased_groups().collect();
-        let tree = Tree::open(self.root).map_err(|why| why.to_string())?;
         let mut seen = BTreeSet::new();
         for thread in threads {
             *self.looks += 1;
@@ -110,11 +132,11 @@ impl<'a> Meant<'a> {
             if path == "/" || !seen.insert(path.clone()) {
                 continue;
             }
-            // Removed since, with nothing in it.
-            let Ok(named) = tree.find(&path) else {
-                continue;
+            let named = match self.find(&path) {
+                // Removed since, with nothing in it.
+                Err(NoGroup::NotThere(_)) => continue,
+                named => named.map_err(|why| why.to_string())?,
             };
-            *self.looks += named.group.above.len() as u64;
             let mut chain = named.group.above.iter().chain([&named.group.id]);
             if chain.any(|group| leased.contains(group)) {
                 return Err(format!(

@@ -2,13 +2,15 @@
 //! none, and the one that is in none needs, while anything runs in it, the larger of what its
 //! own leases hold and of what those of groups below it hold along one path, together. So a
 //! lease below another is taken out of that one's, as long as it is not [`Beyond`] it.
+//!
+//! Each group keeps what the neediest path below it holds, so a change looks at the groups above
+//! it and at what is directly below each of them, and at nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::PerKind;
 
 use crate::ids::{GroupId, LeaseId, TenantId};
-use crate::terms::Group;
 
 /// Most unions of the sets that are asked for on one PMU.
 pub(super) const MOST_UNIONS: usize = 64;
@@ -26,12 +28,23 @@ pub(super) struct GroupShare {
     pub(super) kinds: PerKind,
 }
 
-/// What a group that is in none needs at most.
+/// Where a group is among those that have leases, on any CPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Nest<'a> {
+    pub(super) id: GroupId,
+    /// Those that it is in, from the outermost on.
+    pub(super) above: &'a [GroupId],
+    /// Those in it, at whatever depth.
+    pub(super) below: &'a BTreeSet<GroupId>,
+}
+
+/// What is needed at most, each way of needing it by itself.
 #[derive(Clone, Debug)]
 pub(super) struct Peak {
     pub(super) need: Need,
+    kinds: PerKind,
     /// What each tenant has of it at most.
-    pub(super) tenants: Vec<(TenantId, PerKind)>,
+    pub(super) tenants: BTreeMap<TenantId, PerKind>,
 }
 
 /// More is held along a path than a group above has.
@@ -41,191 +54,349 @@ pub(super) struct Beyond {
     pub(super) above: Option<LeaseId>,
 }
 
-#[derive(Clone, Debug)]
-struct Node {
-    above: Vec<GroupId>,
-    shares: Vec<GroupShare>,
-}
+impl Peak {
+    fn none() -> Self {
+        Peak {
+            need: [0; MOST_UNIONS],
+            kinds: PerKind::default(),
+            tenants: BTreeMap::new(),
+        }
+    }
 
-impl Node {
-    /// What its leases hold together, of what `of` says of one.
-    fn own<const N: usize>(&self, of: &impl Fn(&GroupShare) -> [u8; N]) -> [u8; N] {
-        let shares = self.shares.iter().map(of);
-        shares.fold([0; N], sum)
+    fn of(share: &GroupShare) -> Self {
+        Peak {
+            need: share.need,
+            kinds: share.kinds,
+            tenants: BTreeMap::from([(share.tenant, share.kinds)]),
+        }
+    }
+
+    fn and(self, other: &Peak) -> Self {
+        self.with(other, u8::saturating_add)
+    }
+
+    fn or(self, other: &Peak) -> Self {
+        self.with(other, u8::max)
+    }
+
+    /// Whether it is no less than the other in any way.
+    fn is_at_least(&self, other: &Peak) -> bool {
+        let covers = |one: PerKind, other: PerKind| {
+            one.programmable >= other.programmable && one.fixed >= other.fixed
+        };
+        let mut tenants = other.tenants.iter();
+        self.need
+            .iter()
+            .zip(&other.need)
+            .all(|(one, other)| one >= other)
+            && covers(self.kinds, other.kinds)
+            && tenants.all(|(tenant, has)| {
+                covers(self.tenants.get(tenant).copied().unwrap_or_default(), *has)
+            })
+    }
+
+    fn with(mut self, other: &Peak, join: fn(u8, u8) -> u8) -> Self {
+        #[cfg(test)]
+        tests::count();
+        let kinds = |one: PerKind, other: PerKind| PerKind {
+            programmable: join(one.programmable, other.programmable),
+            fixed: join(one.fixed, other.fixed),
+        };
+        self.need = std::array::from_fn(|at| join(self.need[at], other.need[at]));
+        self.kinds = kinds(self.kinds, other.kinds);
+        for (tenant, has) in &other.tenants {
+            let own = self.tenants.entry(*tenant).or_default();
+            *own = kinds(*own, *has);
+        }
+        self
     }
 }
 
-/// A group that is in none, by its id, and those in it.
-type Tree = BTreeMap<GroupId, Node>;
+/// A group that has leases here.
+#[derive(Clone, Debug)]
+struct Node {
+    /// The innermost that it is in; `None`: it is in none.
+    above: Option<GroupId>,
+    shares: Vec<GroupShare>,
+    /// What its leases hold together.
+    own: Peak,
+    /// What the neediest path holds that begins with each group which is in it and in none
+    /// between.
+    children: BTreeMap<GroupId, Peak>,
+    /// The most of these.
+    below: Peak,
+}
+
+impl Node {
+    fn peak(&self) -> Peak {
+        self.own.clone().or(&self.below)
+    }
+
+    fn path(&self) -> Peak {
+        self.own.clone().and(&self.below)
+    }
+
+    fn has_child(&mut self, id: GroupId, path: Peak) {
+        let was = self.children.insert(id, path.clone());
+        // The most is looked for anew only where it may be less than it was.
+        if was.is_none_or(|was| path.is_at_least(&was)) {
+            self.below = std::mem::replace(&mut self.below, Peak::none()).or(&path);
+        } else {
+            let children = std::mem::take(&mut self.children);
+            self.has_children(children);
+        }
+    }
+
+    fn has_children(&mut self, children: BTreeMap<GroupId, Peak>) {
+        self.children = children;
+        self.below = self.children.values().fold(Peak::none(), Peak::or);
+    }
+}
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Forest {
-    trees: BTreeMap<GroupId, (Tree, Peak)>,
+    nodes: BTreeMap<GroupId, Node>,
 }
 
 impl Forest {
-    /// A lease of `group` holds `share`, or holds it no more. Returns what groups that are in
-    /// none needed before, and need now, as far as that is not the same.
+    /// A lease of a group holds `share`, or holds it no more. Returns what groups that are in
+    /// none needed before, and need now, as far as that may not be the same.
     pub(super) fn change(
         &mut self,
-        group: &Group,
+        nest: Nest<'_>,
         share: GroupShare,
         add: bool,
     ) -> (Vec<Peak>, Vec<Peak>) {
-        let (mut nodes, before) = self.take(group);
-        let node = nodes.entry(group.id).or_insert_with(|| Node {
-            above: group.above.clone(),
-            shares: Vec::new(),
-        });
+        let before = if self.nodes.contains_key(&nest.id) {
+            self.peak_over(nest.id)
+        } else if add {
+            self.enter(nest)
+        } else {
+            return (Vec::new(), Vec::new());
+        };
+        let Some(node) = self.nodes.get_mut(&nest.id) else {
+            return (before, Vec::new());
+        };
         node.shares.retain(|other| other.lease != share.lease);
         if add {
             node.shares.push(share);
         }
         if node.shares.is_empty() {
-            nodes.remove(&group.id);
+            return (before, self.leave(nest.id));
         }
-        (before, self.plant(nodes))
+        let own = node.shares.iter().map(Peak::of);
+        node.own = own.fold(Peak::none(), |sum, one| sum.and(&one));
+        self.tell_above(nest.id);
+        (before, self.peak_over(nest.id))
     }
 
-    /// Takes out the trees that the group is in, or that are in it.
-    fn take(&mut self, group: &Group) -> (Tree, Vec<Peak>) {
-        let root = group.chain().find(|id| self.trees.contains_key(id));
-        let roots: Vec<GroupId> = match root {
-            Some(root) => vec![root],
-            None => {
-                let is_in = |(root, (tree, _)): (&GroupId, &(Tree, Peak))| {
-                    let above = tree.get(root).map(|node| &node.above);
-                    above
-                        .is_some_and(|above| above.contains(&group.id))
-                        .then_some(*root)
-                };
-                self.trees.iter().filter_map(is_in).collect()
-            }
+    /// A group that has nothing yet. Returns what was needed where it is now.
+    fn enter(&mut self, nest: Nest<'_>) -> Vec<Peak> {
+        let mut above = nest.above.iter().rev();
+        let above = above.find(|id| self.nodes.contains_key(id)).copied();
+        let is_next = |id: &&GroupId| self.nodes.get(id).is_some_and(|node| node.above == above);
+        let next: Vec<GroupId> = nest.below.iter().filter(is_next).copied().collect();
+        let before = match above {
+            Some(above) => self.peak_over(above),
+            None => self.peaks(&next),
         };
-        let taken = roots.iter().filter_map(|root| self.trees.remove(root));
-        let (mut nodes, mut peaks) = (Tree::new(), Vec::new());
-        for (tree, peak) in taken {
-            nodes.extend(tree);
-            peaks.push(peak);
+        let mut node = Node {
+            above,
+            shares: Vec::new(),
+            own: Peak::none(),
+            children: BTreeMap::new(),
+            below: Peak::none(),
+        };
+        node.has_children(self.put_below(&next, Some(nest.id)));
+        if let Some(above) = above.and_then(|above| self.nodes.get_mut(&above)) {
+            next.iter().for_each(|id| {
+                above.children.remove(id);
+            });
         }
-        (nodes, peaks)
+        self.nodes.insert(nest.id, node);
+        before
     }
 
-    /// Puts groups back, each below the outermost that it is in.
-    fn plant(&mut self, nodes: Tree) -> Vec<Peak> {
-        let there: BTreeSet<GroupId> = nodes.keys().copied().collect();
-        let mut trees: BTreeMap<GroupId, Tree> = BTreeMap::new();
-        for (id, node) in nodes {
-            let outermost = node.above.iter().find(|above| there.contains(above));
-            let root = outermost.copied().unwrap_or(id);
-            trees.entry(root).or_default().insert(id, node);
+    /// A group has nothing any more. Returns what is needed where it was.
+    fn leave(&mut self, id: GroupId) -> Vec<Peak> {
+        let Some(node) = self.nodes.remove(&id) else {
+            return Vec::new();
+        };
+        let next: Vec<GroupId> = node.children.keys().copied().collect();
+        let paths = self.put_below(&next, node.above);
+        let Some(above) = node.above else {
+            return self.peaks(&next);
+        };
+        if let Some(over) = self.nodes.get_mut(&above) {
+            let mut children = std::mem::take(&mut over.children);
+            children.remove(&id);
+            children.extend(paths);
+            over.has_children(children);
         }
-        let mut peaks = Vec::new();
-        for (root, tree) in trees {
-            let peak = peak(root, &tree);
-            peaks.push(peak.clone());
-            self.trees.insert(root, (tree, peak));
-        }
-        peaks
+        self.tell_above(above);
+        self.peak_over(above)
     }
 
-    /// Where the leases of `group`, those of groups below it, and of those between it and one
+    /// These groups are in that one from now on, and in none between. Returns what is held
+    /// along the paths that begin with them.
+    fn put_below(&mut self, ids: &[GroupId], above: Option<GroupId>) -> BTreeMap<GroupId, Peak> {
+        let mut paths = BTreeMap::new();
+        for id in ids {
+            if let Some(node) = self.nodes.get_mut(id) {
+                node.above = above;
+                paths.insert(*id, node.path());
+            }
+        }
+        paths
+    }
+
+    /// What a group holds, or what is below it, has changed.
+    fn tell_above(&mut self, id: GroupId) {
+        let mut at = self.nodes.get(&id).map(|node| (id, node));
+        while let Some((id, node)) = at {
+            let Some(above) = node.above else {
+                return;
+            };
+            let path = node.path();
+            if let Some(over) = self.nodes.get_mut(&above) {
+                over.has_child(id, path);
+            }
+            at = self.nodes.get(&above).map(|node| (above, node));
+        }
+    }
+
+    /// The groups above one, from the innermost on.
+    fn above(&self, id: GroupId) -> impl Iterator<Item = &Node> {
+        let over = |node: &&Node| self.nodes.get(&node.above?);
+        std::iter::successors(self.nodes.get(&id), over).skip(1)
+    }
+
+    /// What the outermost group above one needs, or that one.
+    fn peak_over(&self, id: GroupId) -> Vec<Peak> {
+        let root = self.above(id).last().or(self.nodes.get(&id));
+        root.map(Node::peak).into_iter().collect()
+    }
+
+    fn peaks(&self, ids: &[GroupId]) -> Vec<Peak> {
+        let nodes = ids.iter().filter_map(|id| self.nodes.get(id));
+        nodes.map(Node::peak).collect()
+    }
+
+    /// Where the leases of a group, those of groups below it, and of those between it and one
     /// above, are together more of a kind than that one's, if there is any above.
-    pub(super) fn beyond(&self, group: &Group) -> Option<Beyond> {
-        let root = group.chain().find(|id| self.trees.contains_key(id));
-        let tree = root.and_then(|root| self.trees.get(&root));
-        let Some((tree, _)) = tree.filter(|_| root != Some(group.id)) else {
+    pub(super) fn beyond(&self, id: GroupId) -> Option<Beyond> {
+        let node = self.nodes.get(&id);
+        let Some(node) = node.filter(|node| node.above.is_some()) else {
             return Some(Beyond { above: None });
         };
-        let through =
-            |(id, node): &(&GroupId, &Node)| **id == group.id || node.above.contains(&group.id);
-        let below: Vec<_> = tree.iter().filter(through).collect();
-        let mut above = group
-            .above
-            .iter()
-            .filter_map(|id| Some((id, tree.get(id)?)));
-        let short = above.find(|(above, node)| {
-            let has = node.own(&of_kinds);
-            let paths = below
-                .iter()
-                .map(|(id, node)| path(tree, **above, **id, node, &of_kinds));
-            paths
-                .fold([0; 2], most)
-                .iter()
-                .zip(has)
-                .any(|(asked, has)| *asked > has)
-        });
-        short.map(|(_, node)| Beyond {
-            above: node.shares.first().map(|share| share.lease),
-        })
+        Self::beyond_over(node.path().kinds, self.above(id))
     }
-}
 
-/// What a tree needs, each way of needing it by itself.
-fn peak(root: GroupId, tree: &Tree) -> Peak {
-    let shares = tree.values().flat_map(|node| &node.shares);
-    let tenants: BTreeSet<TenantId> = shares.map(|share| share.tenant).collect();
-    let of_tenant = |tenant: TenantId| {
-        let kinds = neediest(root, tree, |share| {
-            if share.tenant == tenant {
-                of_kinds(share)
-            } else {
-                [0; 2]
-            }
-        });
-        let kinds = PerKind {
-            programmable: kinds[0],
-            fixed: kinds[1],
+    /// The same, if a group that is in others held so much more: what that needs at least is
+    /// looked at, and nothing changed.
+    pub(super) fn would_be_beyond(&self, nest: Nest<'_>, more: PerKind) -> Option<Beyond> {
+        let held = match self.nodes.get(&nest.id) {
+            Some(node) => sum(node.path().kinds, more),
+            None => more,
         };
-        (tenant, kinds)
-    };
-    Peak {
-        need: neediest::<MOST_UNIONS>(root, tree, |share| share.need),
-        tenants: tenants.into_iter().map(of_tenant).collect(),
+        let mut above = nest.above.iter().rev();
+        let above = above.find_map(|id| Some((id, self.nodes.get(id)?)));
+        let Some((id, node)) = above else {
+            return Some(Beyond { above: None });
+        };
+        Self::beyond_over(held, std::iter::once(node).chain(self.above(*id)))
+    }
+
+    /// So much is held along the paths that begin in `above`, from the innermost on.
+    fn beyond_over<'a>(mut held: PerKind, above: impl Iterator<Item = &'a Node>) -> Option<Beyond> {
+        let mut short = None;
+        // Of several that have too little, the outermost is named.
+        for node in above {
+            let has = node.own.kinds;
+            if held.programmable > has.programmable || held.fixed > has.fixed {
+                short = Some(Beyond {
+                    above: node.shares.first().map(|share| share.lease),
+                });
+            }
+            held = sum(held, has);
+        }
+        short
     }
 }
 
-/// The larger of what the outermost group's own leases hold, and of what those along a path
-/// below it do.
-fn neediest<const N: usize>(
-    root: GroupId,
-    tree: &Tree,
-    of: impl Fn(&GroupShare) -> [u8; N],
-) -> [u8; N] {
-    let own = tree.get(&root).map_or([0; N], |node| node.own(&of));
-    let below = tree.iter().filter(|(id, _)| **id != root);
-    let paths = below.map(|(id, node)| path(tree, root, *id, node, &of));
-    paths.fold(own, most)
-}
-
-/// What is held along the path from below `above` to a group below it.
-fn path<const N: usize>(
-    tree: &Tree,
-    above: GroupId,
-    id: GroupId,
-    node: &Node,
-    of: &impl Fn(&GroupShare) -> [u8; N],
-) -> [u8; N] {
-    if id == above {
-        return [0; N];
+fn sum(one: PerKind, other: PerKind) -> PerKind {
+    PerKind {
+        programmable: one.programmable.saturating_add(other.programmable),
+        fixed: one.fixed.saturating_add(other.fixed),
     }
-    let between = node
-        .above
-        .iter()
-        .skip_while(|other| **other != above)
-        .skip(1);
-    let between = between.filter_map(|other| tree.get(other));
-    between.map(|node| node.own(of)).fold(node.own(of), sum)
 }
 
-fn of_kinds(share: &GroupShare) -> [u8; 2] {
-    [share.kinds.programmable, share.kinds.fixed]
-}
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
 
-fn sum<const N: usize>(one: [u8; N], other: [u8; N]) -> [u8; N] {
-    std::array::from_fn(|at| one[at].saturating_add(other[at]))
-}
+    use super::*;
 
-fn most<const N: usize>(one: [u8; N], other: [u8; N]) -> [u8; N] {
-    std::array::from_fn(|at| one[at].max(other[at]))
+    thread_local! {
+        static JOINED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// One peak was joined with another: what a change costs.
+    pub(super) fn count() {
+        JOINED.set(JOINED.get() + 1);
+    }
+
+    fn share(lease: u64, need: u8) -> GroupShare {
+        GroupShare {
+            lease: LeaseId(lease),
+            tenant: TenantId(0),
+            need: [need; MOST_UNIONS],
+            kinds: PerKind {
+                programmable: need,
+                fixed: 0,
+            },
+        }
+    }
+
+    /// As many groups as there may be below one, however they are put.
+    #[test]
+    fn a_change_costs_what_is_above_and_beside_it() {
+        let most = crate::host::MOST_BELOW as u64;
+        let above: Vec<GroupId> = (1..=4).map(GroupId).collect();
+        let leaves: BTreeSet<GroupId> = (5..5 + most - 3).map(GroupId).collect();
+        let mut forest = Forest::default();
+        let none = BTreeSet::new();
+        let nest = |id: GroupId| {
+            let depth = above
+                .iter()
+                .position(|one| *one == id)
+                .unwrap_or(above.len());
+            (depth, id)
+        };
+        let mut change = |id: GroupId, need: u8, below: &BTreeSet<GroupId>, add: bool| {
+            let (depth, id) = nest(id);
+            let nest = Nest {
+                id,
+                above: &above[..depth],
+                below,
+            };
+            JOINED.set(0);
+            let (before, after) = forest.change(nest, share(id.0, need), add);
+            assert!(before.len().max(after.len()) as u64 <= most);
+            (JOINED.get(), forest.beyond(id).is_some())
+        };
+        for (id, need) in above.iter().zip([8, 4, 2, 1]) {
+            change(*id, need, &none, true);
+        }
+        for id in &leaves {
+            let (cost, beyond) = change(*id, 1, &none, true);
+            assert!(!beyond && cost <= most + 32, "{cost}");
+        }
+        // With the outermost gone, each ends by itself.
+        let mut all = 0;
+        for id in above.iter().chain(&leaves) {
+            all += change(*id, 0, &leaves, false).0;
+        }
+        assert!(all <= 32 * most, "{all}");
+    }
 }

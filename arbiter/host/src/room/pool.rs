@@ -12,7 +12,7 @@ use crate::policy::{HostPolicy, Minimum};
 use crate::refusal::Refusal;
 use crate::terms::{Demand, Group};
 
-use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Peak};
+use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, Peak};
 
 const PROGRAMMABLE: CounterSet = CounterSet::from_bits(u32::MAX as u64);
 const FIXED: CounterSet = CounterSet::from_bits((u32::MAX as u64) << 32);
@@ -409,7 +409,7 @@ impl Pool {
     pub(super) fn change_group(
         &mut self,
         holding: Holding<'_>,
-        group: &Group,
+        nest: Nest<'_>,
         places: &[Place],
         add: bool,
     ) {
@@ -421,7 +421,7 @@ impl Pool {
         };
         for place in places {
             let domain = &mut self.domains[place.domain as usize];
-            let (before, after) = domain.groups.change(group, share, add);
+            let (before, after) = domain.groups.change(nest, share, add);
             before
                 .iter()
                 .for_each(|peak| domain.count_peak(peak, false));
@@ -432,7 +432,37 @@ impl Pool {
     /// Where the leases of a control group, and of those that it is in, are together more than
     /// one above has in a domain.
     pub(super) fn beyond(&self, domain: u32, group: &Group) -> Option<Beyond> {
-        self.domain(domain).groups.beyond(group)
+        self.domain(domain).groups.beyond(group.id)
+    }
+
+    /// Whether a lease of a control group in others, that held this instead of what it does,
+    /// would have more than one of those: then it need not be tried.
+    pub(super) fn would_be_beyond(
+        &self,
+        holding: Holding<'_>,
+        to: usize,
+        nest: Nest<'_>,
+        places: &[Place],
+    ) -> Result<(), Shortage> {
+        let more = self.kinds(
+            holding
+                .terms
+                .demands
+                .get(holding.holds..to)
+                .unwrap_or_default(),
+        );
+        let beyond = |place: &Place| {
+            let beyond = self
+                .domain(place.domain)
+                .groups
+                .would_be_beyond(nest, more)?;
+            let reason = Short::Beyond(beyond);
+            Some(Shortage {
+                place: *place,
+                reason,
+            })
+        };
+        places.iter().find_map(beyond).map_or(Ok(()), Err)
     }
 
     /// Whether what is held at `places` is possible, where a lease has its part of it: `within`

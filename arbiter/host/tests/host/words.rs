@@ -41,7 +41,7 @@ fn words_are_for_good() {
          holder-gone threads-ended timed-out unclaimed barred wrong-request starting no-audit \
          audit-failed no-events foreign-thread not-opened too-many-events journal-failed \
          method-not-found invalid-parameter groups-below beyond-group group-empty nobody-came \
-         above-ended",
+         above-ended too-many-below",
         Reason::Other,
     );
     check(

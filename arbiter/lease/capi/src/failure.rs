@@ -77,6 +77,7 @@ fn number_of(reason: &Reason) -> i32 {
         | Reason::QueueFull
         | Reason::GroupsBelow
         | Reason::BeyondGroup
+        | Reason::TooManyBelow
         | Reason::Leaving
         | Reason::Wanted => libc::EBUSY,
         Reason::NoSuchLease => libc::ENOENT,
