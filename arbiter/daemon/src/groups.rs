@@ -366,3 +366,94 @@ fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Option<Vec<OsStr
     }
     Ok(Some(found))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A group of the test's own on this host; `None`: there can be none here, as was said.
+    fn group(test: &str) -> Option<(PathBuf, NamedGroup)> {
+        let root = Path::new("/");
+        let name = format!("umpire-groups-{test}-{}", std::process::id());
+        let mut tops = hierarchies(root).unwrap_or_default().into_iter();
+        let folder = tops.next().map(|top| top.join(&name));
+        let made = folder.filter(|folder| fs::create_dir(folder).is_ok());
+        if made.is_none() {
+            println!("skipped: {test}: no control groups of version 2 can be made here");
+        }
+        let folder = made?;
+        let named = Tree::open(root).and_then(|tree| tree.find(&format!("/{name}")));
+        Some((folder, named.expect("it was made")))
+    }
+
+    fn run(folder: &Path) -> Child {
+        let mut command = Command::new("cat");
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let child = child.expect("cat starts");
+        fs::write(folder.join("cgroup.procs"), child.id().to_string()).expect("it runs there");
+        child
+    }
+
+    fn end(mut child: Child, folders: &[&Path]) {
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        for folder in folders {
+            while fs::remove_dir(folder)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+            {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// As VMs of libvirt are: the processes are those of the group above the threaded ones.
+    #[test]
+    fn threaded_groups_are_below_the_one_whose_processes_run_there() {
+        let Some((folder, named)) = group("threaded") else {
+            return;
+        };
+        let inner = folder.join("vcpu0");
+        fs::create_dir(&inner).expect("a group below it");
+        fs::write(inner.join("cgroup.type"), "threaded").expect("it is threaded");
+        let child = run(&folder);
+        let own = rustix::process::getuid().as_raw();
+        let checked = [own, own + 1].map(|uid| named.check(Job::Own(uid), &mut 0));
+        let number = child.id();
+        end(child, &[&inner, &folder]);
+        assert!(checked[0].is_ok(), "{checked:?}");
+        let foreign =
+            matches!(checked[1], Err(NoGroup::Foreign(_, process, _)) if process == number);
+        assert!(foreign, "{checked:?}");
+    }
+
+    #[test]
+    fn of_many_groups_some_are_looked_at_and_one_is_open() {
+        let Some((folder, named)) = group("many") else {
+            return;
+        };
+        let inner: Vec<PathBuf> = (0..PROCESSES.groups)
+            .map(|at| folder.join(at.to_string()))
+            .collect();
+        inner
+            .iter()
+            .for_each(|inner| fs::create_dir(inner).expect("a group"));
+        let child = run(&inner[1]);
+        let mut looks = 0;
+        let refused = named.check(Job::Own(0), &mut looks);
+        fs::remove_dir(&inner[0]).expect("nothing runs there");
+        let found = named.numbers("cgroup.procs", PROCESSES, &mut looks);
+        let number = child.id();
+        let all: Vec<&Path> = inner[1..]
+            .iter()
+            .chain([&folder])
+            .map(PathBuf::as_path)
+            .collect();
+        end(child, &all);
+        assert!(matches!(refused, Err(NoGroup::TooMany(_))), "{refused:?}");
+        assert_eq!(found.expect("as many as may be"), BTreeSet::from([number]));
+        assert!(looks > PROCESSES.groups as u64, "{looks}");
+    }
+}

@@ -684,12 +684,15 @@ impl HostArbiter {
         admission::is_online(&lease.terms, self.room.online())?;
         self.above_hold(lease)?;
         let holding = lease.holding();
+        let group = lease.terms.scope.group().cloned();
         let mut short = None;
         for to in (lease.least_more()..=lease.terms.demands.len()).rev() {
             match self.room.fit(holding, to) {
                 Ok(()) => {
                     self.note(id, to, Cause::Granted, out);
-                    self.tell_with_above(id, out);
+                    if let Some(group) = group {
+                        self.tell_with_above(&group, out);
+                    }
                     return Ok(());
                 }
                 Err(shortage) => short = Some(shortage),
@@ -743,6 +746,9 @@ impl HostArbiter {
             if lease.is_some_and(|lease| !is_leased || self.is_beyond(lease, group)) {
                 self.end(id, Cause::AboveEnded, out);
             }
+        }
+        if self.book.count_below(group.id) > 0 {
+            self.tell_with_above(group, out);
         }
     }
 
@@ -806,21 +812,20 @@ impl HostArbiter {
         }
     }
 
-    /// A lease was granted: if one above leaves, it is told as those were that were there.
-    fn tell_with_above(&mut self, id: LeaseId, out: &mut Vec<Change>) {
-        let group = self
-            .book
-            .get(id)
-            .and_then(|lease| lease.terms.scope.group());
-        let above = group.map_or(&[][..], |group| &group.above);
-        let above = above.iter().flat_map(|group| self.book.of_group(*group));
+    /// What leases of a control group, or of those below it, hold has changed, or what is above:
+    /// who has to leave with one above, and was not told, is told.
+    fn tell_with_above(&mut self, group: &Group, out: &mut Vec<Change>) {
+        let above = group.above.iter().chain([&group.id]);
+        let above = above.flat_map(|group| self.book.of_group(*group));
         let leaving = above.filter_map(|above| Some((above, self.book.get(above)?.departure?)));
         let leaving: Vec<(LeaseId, Departure)> = leaving.collect();
         for (above, departure) in leaving {
-            let mut with = self.leave_with(above, departure).into_iter();
-            if let Some((lease, departure)) = with.find(|(lease, _)| *lease == id) {
-                self.book.announce(lease, departure);
-                out.push(Change::Announced { lease, departure });
+            for (lease, departure) in self.leave_with(above, departure) {
+                let told = self.book.get(lease).and_then(|lease| lease.departure);
+                if told.is_none_or(|told| told.to > 0 || told.at > departure.at) {
+                    self.book.announce(lease, departure);
+                    out.push(Change::Announced { lease, departure });
+                }
             }
         }
     }
@@ -943,10 +948,15 @@ impl HostArbiter {
             _ => false,
         };
         let needless = self.book.leaving().filter(is_needless);
-        let needless: Vec<LeaseId> = needless.map(|lease| lease.id).collect();
+        let needless = needless.map(|lease| (lease.id, lease.terms.scope.group().cloned()));
+        let (needless, groups): (Vec<LeaseId>, Vec<Option<Group>>) = needless.unzip();
         for &lease in &needless {
             self.book.spare(lease);
             out.push(Change::Spared { lease });
+        }
+        // One above may leave all the same.
+        for group in groups.iter().flatten() {
+            self.tell_with_above(group, out);
         }
         !needless.is_empty()
     }

@@ -341,7 +341,66 @@ pub(super) fn own_lease(arbiter: &HostArbiter, caller: Caller, id: u64) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use arbiter::CounterSet;
+    use arbiter_host::{CpuSet, Demand, HostPmu, Outcome, PmuId, Scope, Terms, Waits};
+
     use super::*;
+
+    /// A user of several tenants speaks for the one by which it has asked.
+    #[test]
+    fn who_asked_for_another_speaks_for_the_tenant_that_did() {
+        const TEXT: &str = "[[tenant]]\nname = \"cluster\"\nuids = [7, 1000]\n\
+             [[tenant]]\nname = \"prolog\"\nuids = [7]\nfor-others = true\n";
+        let config = ArbiterConfig::parse(Path::new("test"), TEXT).expect("a configuration");
+        let pmu = HostPmu {
+            name: "cpu".to_owned(),
+            counters: CounterSet::first(4, 0),
+            domains: vec![CpuSet::from_iter([0])],
+            for_threads: true,
+        };
+        let mut arbiter = HostArbiter::new(vec![pmu], config.policy.clone()).expect("it fits");
+        let (now, mut out) = (BootTime(0), Vec::new());
+        arbiter.set_online(CpuSet::from_iter([0]), now, &mut out);
+        let owner = Owner {
+            tenant: TenantId(0),
+            uid: 1000,
+            pid: 1,
+            label: String::new(),
+            by: Some(Asker {
+                tenant: TenantId(1),
+                uid: 7,
+            }),
+        };
+        let demand = Demand {
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+        };
+        let terms = Terms {
+            demands: vec![demand],
+            at_least: 1,
+            cpus: CpuSet::from_iter([0]),
+            scope: Scope::Cpu,
+            guaranteed: false,
+            priority: 0,
+            preemptible: true,
+            lasts: None,
+            waits: Waits::No,
+        };
+        let asked = arbiter.request(owner, terms, now, &mut out);
+        let Ok(Outcome::Granted { lease, .. }) = asked else {
+            panic!("{asked:?}");
+        };
+        for (uid, right) in [(7, true), (1000, true), (8, false)] {
+            let client = Client {
+                uid,
+                ..Client::default()
+            };
+            let (caller, _) = caller(&config, &arbiter, &client, Some(lease));
+            assert_eq!(arbiter.own(lease, None, caller).is_ok(), right, "{uid}");
+        }
+    }
 
     #[test]
     fn a_method_has_its_interface_and_a_dot_before_its_name() {

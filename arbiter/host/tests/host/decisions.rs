@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, Nanos, PerKind};
 use arbiter_host::{
-    Cause, Change, CpuSet, Demand, HostPolicyError, Outcome, Refusal, Scope, Tenant, TenantId,
-    Terms, Waits,
+    BootTime, Cause, Change, CpuSet, Demand, Group, GroupId, HostPolicyError, LeaseId, Outcome,
+    Refusal, Scope, Tenant, TenantId, Terms, Waits,
 };
 
 use super::fixture::*;
@@ -1290,4 +1290,88 @@ fn a_group_that_is_served_serves_those_below_it() {
     let step = host.waiting(A, step);
     host.release(B, all);
     assert_eq!((host.holds(job), host.holds(step)), (Some(3), Some(2)));
+}
+
+fn best_effort(group: u64, count: usize) -> Terms {
+    Terms {
+        guaranteed: false,
+        ..of_the_group(group, count)
+    }
+}
+
+/// Whom the last changes told that it leaves, and when.
+fn told(host: &mut Host) -> BTreeMap<LeaseId, BootTime> {
+    let changes = host.changes();
+    let told = changes.iter().filter_map(|change| match change {
+        Change::Announced { lease, departure } => Some((*lease, departure.at)),
+        _ => None,
+    });
+    told.collect()
+}
+
+/// Each change looks at what is beside a lease below the group that has one.
+#[test]
+fn so_many_leases_are_below_a_group_and_no_more() {
+    let mut host = open();
+    let below = |number: u64| Terms {
+        scope: Scope::Group(Group {
+            id: GroupId(100 + number),
+            above: vec![GroupId(1)],
+            path: format!("/1/{number}"),
+        }),
+        ..terms(programmable(1), "0")
+    };
+    let above = host.granted(A, of_the_group(1, 1));
+    let first = host.granted(A, below(0));
+    (1..64).for_each(|number| {
+        host.granted(B, below(number));
+    });
+    let most = 64;
+    let refused = Err(Refusal::TooManyBelow { above, most });
+    assert_eq!(host.ask(B, below(64)), refused);
+    assert_eq!(host.ask(A, of_the_group(4, 1)), refused);
+    host.release(A, first);
+    host.granted(A, below(65));
+    // All end with it, and others may come.
+    host.release(A, above);
+    assert_eq!(host.arbiter.leases().count(), 0);
+    host.granted(A, below(66));
+}
+
+#[test]
+fn who_comes_below_one_that_leaves_is_told_as_well() {
+    let mut host = open();
+    let job = host.granted(A, of_the_group(1, 2));
+    let (by, now, out) = (caller(A), host.now, &mut host.out);
+    let at = host
+        .arbiter
+        .revoke(job, Some(Nanos(60_000 * MS)), by, now, out);
+    let at = at.expect("it is its own");
+    host.pass(1000);
+    host.changes();
+    let step = host.granted(B, of_the_group(2, 1));
+    assert_eq!(told(&mut host), BTreeMap::from([(step, at)]));
+    host.pass(60_000);
+    assert_eq!((host.holds(job), host.holds(step)), (None, None));
+}
+
+/// What the newest gives up is enough for the others.
+#[test]
+fn those_below_a_group_that_shrinks_are_told_newest_first() {
+    let mut host = open();
+    let job = Terms {
+        at_least: 1,
+        ..best_effort(1, 3)
+    };
+    let job = host.granted(A, job);
+    let step = host.granted(A, best_effort(2, 1));
+    let inner = host.granted(A, best_effort(3, 1));
+    host.changes();
+    let takes = host.waiting(B, terms(programmable(2), "0"));
+    let told = told(&mut host).into_keys();
+    assert_eq!(told.collect::<Vec<_>>(), [job, inner]);
+    host.pass(100);
+    assert_eq!(host.holds(takes), Some(2));
+    assert_eq!((host.holds(job), host.holds(step)), (Some(1), Some(1)));
+    assert_eq!(host.holds(inner), None);
 }

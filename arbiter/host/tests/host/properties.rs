@@ -584,6 +584,23 @@ impl World {
         );
     }
 
+    /// Where all that a group above holds is to go, who holds something below it was told.
+    fn leaves_with_those_above(&self, lease: &Lease, held: &[Held]) {
+        let above = held.iter().map(|above| &above.lease);
+        let above = above.filter(|above| is_below(&lease.terms, &above.terms));
+        for above in above.filter(|above| above.holds > 0 && lease.holds > 0) {
+            let id = |lease: &Lease| lease.terms.scope.group().map(|group| group.id);
+            let of_it = held.iter().filter(|other| id(&other.lease) == id(above));
+            if let Some(Departure { at, to: 0, .. }) = above.departure
+                && of_it.filter(|other| other.lease.holds > 0).count() == 1
+            {
+                let told = lease.departure;
+                let told = told.is_some_and(|told| told.to == 0 && told.at <= at);
+                assert!(told, "{lease:?} is below {above:?}");
+            }
+        }
+    }
+
     fn look_at(&self, lease: &Lease, held: &[Held]) {
         let now = self.host.now;
         let terms = &lease.terms;
@@ -609,6 +626,7 @@ impl World {
                 "it waits for nothing: {lease:?}"
             );
         }
+        self.leaves_with_those_above(lease, held);
         if let Some(Departure { at, to, why }) = &lease.departure {
             assert!(*at > now && *to < lease.holds);
             if let Cause::Preempted { by } = why {

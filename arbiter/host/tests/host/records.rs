@@ -130,3 +130,27 @@ fn the_lease_of_a_group_is_its_own_after_a_restart() {
         assert_eq!(own.is_ok(), right, "{by:?}");
     }
 }
+
+/// What was preempted from a group is still to come back to it: nobody has to claim it.
+#[test]
+fn the_lease_of_a_group_that_was_preempted_is_its_own_after_a_restart() {
+    let mut before = Host::new(open_policy());
+    let asked = Terms {
+        scope: of_group(3),
+        guaranteed: false,
+        waits: Waits::Always,
+        ..terms(programmable(2), "0")
+    };
+    let lease = before.granted(0, asked);
+    before.waiting(1, terms(programmable(3), "0"));
+    before.pass(1000);
+    assert_eq!(before.holds(lease), Some(0));
+    let kept = before.arbiter.lease(lease).expect("it waits").clone();
+    let mut after = Host::new(open_policy());
+    let (now, out) = (after.now, &mut after.out);
+    let window = arbiter::Nanos(MS);
+    let lost = after.arbiter.restore(vec![kept], 9, window, now, out);
+    assert_eq!(lost, []);
+    after.pass(1000);
+    assert_eq!(after.holds(lease), Some(2));
+}
