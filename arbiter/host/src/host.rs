@@ -21,17 +21,13 @@ use super::policy::{HostPolicy, HostPolicyError};
 use super::preempt::{Trial, rivals};
 use super::queue;
 use super::refusal::Refusal;
-use super::room::Room;
+use super::room::{MOST_BELOW, Room};
 use super::terms::{Group, Scope, Terms, Waits};
 use super::usage::Usage;
 
 /// What one call does at most of what is due, for each lease, and besides: several times
 /// what leases can need.
 const MOST_DUE: usize = 8;
-
-/// Most leases of the control groups below one: what is above a lease, and beside it there, is
-/// looked at for each change on each CPU.
-pub(crate) const MOST_BELOW: usize = 64;
 
 /// So many groups, looked at on one CPU each, cost as much as a call.
 const COSTS: usize = 256;
@@ -971,5 +967,120 @@ impl HostArbiter {
                 None => Change::Broken { lease },
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::TenantId;
+    use crate::policy::Tenant;
+    use crate::room::JOINED;
+    use crate::terms::Demand;
+
+    fn group(id: u64, above: Vec<u64>) -> Group {
+        Group {
+            id: GroupId(id),
+            above: above.into_iter().map(GroupId).collect(),
+            path: format!("/{id}"),
+        }
+    }
+
+    fn ask(
+        arbiter: &mut HostArbiter,
+        group: Group,
+        counters: usize,
+        at_least: usize,
+    ) -> Result<Outcome, Refusal> {
+        let all = Demand {
+            pmu: PmuId(0),
+            counters: CounterSet::first(8, 0),
+        };
+        let terms = Terms {
+            demands: vec![all; counters],
+            at_least,
+            cpus: CpuSet::from_iter([0]),
+            scope: Scope::Group(group),
+            guaranteed: true,
+            priority: 0,
+            preemptible: false,
+            lasts: None,
+            waits: Waits::No,
+        };
+        let owner = Owner {
+            tenant: TenantId(0),
+            uid: 1000,
+            pid: 1,
+            label: String::new(),
+            by: None,
+        };
+        arbiter.request(owner, terms, BootTime(0), &mut Vec::new())
+    }
+
+    /// The dearest tree that one user can make: groups as deep as they may be, and as many leases
+    /// in the innermost as may be below the outermost. What each call costs on a CPU is counted.
+    #[test]
+    fn a_call_costs_little_whatever_tree_somebody_has_made() {
+        let pmu = HostPmu {
+            name: "cpu".to_owned(),
+            counters: CounterSet::first(8, 0),
+            domains: vec![CpuSet::from_iter([0])],
+            for_threads: true,
+        };
+        let policy = HostPolicy {
+            tenants: vec![Tenant::open("a")],
+            ..HostPolicy::default()
+        };
+        let mut arbiter = HostArbiter::new(vec![pmu], policy).expect("the policy fits");
+        let granted = |outcome| match outcome {
+            Ok(Outcome::Granted { lease, .. }) => lease,
+            other => panic!("not granted: {other:?}"),
+        };
+        let outer = (1..=4).zip([8, 4, 2, 1]);
+        let outer = outer.map(|(id, counters)| {
+            granted(ask(
+                &mut arbiter,
+                group(id, (1..id).collect()),
+                counters,
+                counters,
+            ))
+        });
+        let outer: Vec<LeaseId> = outer.collect();
+        let deep = || (1..=62).collect::<Vec<u64>>();
+        let mut dearest = 0;
+        for id in (100..).take(MOST_BELOW - 4) {
+            JOINED.set(0);
+            granted(ask(&mut arbiter, group(id, deep()), 1, 1));
+            dearest = dearest.max(JOINED.get());
+        }
+        assert!(dearest <= 64, "{dearest} to grant one");
+        // Nothing is left below one of these: eight tries.
+        let below = [deep(), vec![100]].concat();
+        JOINED.set(0);
+        let refused = ask(&mut arbiter, group(500, below), 8, 1);
+        assert!(
+            matches!(refused, Err(Refusal::BeyondGroup { .. })),
+            "{refused:?}"
+        );
+        assert!(JOINED.get() <= 64, "{} to refuse one", JOINED.get());
+        granted(ask(&mut arbiter, group(99, deep()), 1, 1));
+        let refused = ask(&mut arbiter, group(98, deep()), 1, 1);
+        assert!(
+            matches!(refused, Err(Refusal::TooManyBelow { .. })),
+            "{refused:?}"
+        );
+        let by = Caller {
+            tenant: TenantId(0),
+            uid: 1000,
+            operator: false,
+        };
+        JOINED.set(0);
+        let (now, out) = (BootTime(0), &mut Vec::new());
+        arbiter
+            .release(outer[0], 0, None, by, now, out)
+            .expect("its own");
+        assert_eq!(arbiter.leases().count(), 0);
+        let most = (MOST_BELOW * (MOST_BELOW + 16)) as u64;
+        assert!(JOINED.get() <= most, "{} to end all", JOINED.get());
     }
 }

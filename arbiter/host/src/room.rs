@@ -20,6 +20,9 @@ use super::lease::Holding;
 use super::policy::HostPolicy;
 use super::refusal::Refusal;
 use super::terms::{Demand, Group, Scope, Terms};
+#[cfg(test)]
+pub(crate) use forest::JOINED;
+pub(crate) use forest::MOST_BELOW;
 use forest::Nest;
 use pool::{Pool, Rules, Share, are_of_one_kind};
 pub(crate) use pool::{Shortage, whole_kinds};

@@ -351,8 +351,8 @@ mod tests {
     /// A user of several tenants speaks for the one by which it has asked.
     #[test]
     fn who_asked_for_another_speaks_for_the_tenant_that_did() {
-        const TEXT: &str = "[[tenant]]\nname = \"cluster\"\nuids = [7, 1000]\n\
-             [[tenant]]\nname = \"prolog\"\nuids = [7]\nfor-others = true\n";
+        const TEXT: &str = "[[tenant]]\nname = \"cluster\"\nusers = [7, 1000]\n\
+             [[tenant]]\nname = \"prolog\"\nusers = [7]\nfor-others = true\n";
         let config = ArbiterConfig::parse(Path::new("test"), TEXT).expect("a configuration");
         let pmu = HostPmu {
             name: "cpu".to_owned(),

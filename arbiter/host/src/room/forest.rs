@@ -15,6 +15,10 @@ use crate::ids::{GroupId, LeaseId, TenantId};
 /// Most unions of the sets that are asked for on one PMU.
 pub(super) const MOST_UNIONS: usize = 64;
 
+/// Most leases of the control groups below one: what is above a lease, and beside it there, is
+/// looked at for each change on each CPU.
+pub(crate) const MOST_BELOW: usize = 64;
+
 /// How many demands are confined to each union.
 pub(super) type Need = [u8; MOST_UNIONS];
 
@@ -97,7 +101,7 @@ impl Peak {
 
     fn with(mut self, other: &Peak, join: fn(u8, u8) -> u8) -> Self {
         #[cfg(test)]
-        tests::count();
+        JOINED.set(JOINED.get() + 1);
         let kinds = |one: PerKind, other: PerKind| PerKind {
             programmable: join(one.programmable, other.programmable),
             fixed: join(one.fixed, other.fixed),
@@ -332,19 +336,14 @@ fn sum(one: PerKind, other: PerKind) -> PerKind {
 }
 
 #[cfg(test)]
+thread_local! {
+    /// How often one peak was joined with another: what changes cost.
+    pub(crate) static JOINED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-
-    thread_local! {
-        static JOINED: Cell<u64> = const { Cell::new(0) };
-    }
-
-    /// One peak was joined with another: what a change costs.
-    pub(super) fn count() {
-        JOINED.set(JOINED.get() + 1);
-    }
 
     fn share(lease: u64, need: u8) -> GroupShare {
         GroupShare {
@@ -361,7 +360,7 @@ mod tests {
     /// As many groups as there may be below one, however they are put.
     #[test]
     fn a_change_costs_what_is_above_and_beside_it() {
-        let most = crate::host::MOST_BELOW as u64;
+        let most = MOST_BELOW as u64;
         let above: Vec<GroupId> = (1..=4).map(GroupId).collect();
         let leaves: BTreeSet<GroupId> = (5..5 + most - 3).map(GroupId).collect();
         let mut forest = Forest::default();
