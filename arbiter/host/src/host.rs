@@ -154,7 +154,15 @@ impl HostArbiter {
             .max(1);
         let below = self.above_leased(group);
         let beside = below.map_or(0, |(group, _)| self.book.count_below(group));
-        (tries * terms.cpus.len() * (MOST_BELOW / 4 + beside) / COSTS) as u64
+        let mut above = group.above.iter().flat_map(|id| self.book.of_group(*id));
+        let leaves = |id| {
+            self.book
+                .get(id)
+                .is_some_and(|lease| lease.departure.is_some())
+        };
+        // Then all below it are looked at anew.
+        let times = if above.any(leaves) { 8 } else { 1 };
+        (tries * terms.cpus.len() * (MOST_BELOW / 4 + beside) * times / COSTS) as u64
     }
 
     /// Who waits, in the order of service.
@@ -837,6 +845,14 @@ impl HostArbiter {
         };
         let below: Vec<LeaseId> = self.book.below(group.id).collect();
         let holding = lease.holding();
+        if departure.to == 0 && self.room.holding(group.id) == 1 {
+            // All that the group has goes.
+            let below = below.iter().filter_map(|id| self.book.get(*id));
+            return below
+                .filter(|lease| lease.holds > 0)
+                .map(|lease| (lease.id, lease.departs_with(departure)))
+                .collect();
+        }
         self.room.change(holding, departure.to);
         let mut gone = Vec::new();
         for lease in below.iter().filter_map(|id| self.book.get(*id)) {
@@ -929,7 +945,11 @@ impl HostArbiter {
         let trial = Trial::new(&mut self.room);
         if let Some(told) = trial.who_leaves(lease, rivals.clone(), at) {
             for (other, departure) in told {
-                self.announce(other, departure, out);
+                let own = self.book.get(other).and_then(|other| other.departure);
+                // It may just have been told that it leaves with one above.
+                if own.is_none_or(|own| own.to > departure.to || own.at > departure.at) {
+                    self.announce(other, departure, out);
+                }
             }
             return true;
         }

@@ -341,6 +341,11 @@ impl Room {
         }
     }
 
+    /// How many leases of this control group hold something.
+    pub(crate) fn holding(&self, group: GroupId) -> usize {
+        self.groups.get(&group).copied().unwrap_or(0)
+    }
+
     /// Whether a lease of this control group holds something.
     pub(crate) fn has_group(&self, group: GroupId) -> bool {
         self.groups.contains_key(&group)
