@@ -344,7 +344,9 @@ mod tests {
     use std::path::Path;
 
     use arbiter::CounterSet;
-    use arbiter_host::{CpuSet, Demand, HostPmu, Outcome, PmuId, Scope, Terms, Waits};
+    use arbiter_host::{
+        CpuSet, Demand, Group, GroupId, HostPmu, Outcome, PmuId, Scope, Terms, Waits,
+    };
 
     use super::*;
 
@@ -381,7 +383,11 @@ mod tests {
             demands: vec![demand],
             at_least: 1,
             cpus: CpuSet::from_iter([0]),
-            scope: Scope::Cpu,
+            scope: Scope::Group(Group {
+                id: GroupId(2),
+                above: vec![GroupId(1)],
+                path: "/1/2".to_owned(),
+            }),
             guaranteed: false,
             priority: 0,
             preemptible: true,
