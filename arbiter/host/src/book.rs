@@ -8,7 +8,7 @@ use arbiter::Nanos;
 
 use super::ids::{BootTime, GroupId, LeaseId, TenantId, ThreadId};
 use super::lease::{Departure, Lease, Owner};
-use super::terms::Terms;
+use super::terms::{Group, Terms};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Book {
@@ -111,6 +111,12 @@ impl Book {
     /// How many those are.
     pub(crate) fn count_below(&self, group: GroupId) -> usize {
         self.below.get(&group).map_or(0, BTreeSet::len)
+    }
+
+    /// The outermost group above one that has leases, or waits for some, and one of these.
+    pub(crate) fn above_leased(&self, group: &Group) -> Option<(GroupId, LeaseId)> {
+        let mut above = group.above.iter();
+        above.find_map(|id| Some((*id, self.of_group(*id).next()?)))
     }
 
     /// What is due first, and for which lease.

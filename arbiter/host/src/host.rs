@@ -152,7 +152,7 @@ impl HostArbiter {
         let tries = (terms.demands.len() + 1)
             .saturating_sub(terms.at_least)
             .max(1);
-        let below = self.above_leased(group);
+        let below = self.book.above_leased(group);
         let beside = below.map_or(0, |(group, _)| self.book.count_below(group));
         let mut above = group.above.iter().flat_map(|id| self.book.of_group(*id));
         let leaves = |id| {
@@ -592,7 +592,7 @@ impl HostArbiter {
             return Err(Refusal::GroupsBelow { by });
         }
         if let Some(group) = terms.scope.group() {
-            self.fits_below(group)?;
+            fits_below(&self.book, group)?;
         }
         let own = self.book.all();
         let own = own.filter(|lease| lease.owner.tenant == owner.tenant);
@@ -603,23 +603,6 @@ impl HostArbiter {
             return Err(Refusal::TooManyLeases { most });
         }
         Ok(())
-    }
-
-    /// Whether one lease more may be below the leased control groups that this one is in.
-    fn fits_below(&self, group: &Group) -> Result<(), Refusal> {
-        match self.above_leased(group) {
-            Some((outermost, above)) if self.book.count_below(outermost) >= MOST_BELOW => {
-                let most = MOST_BELOW;
-                Err(Refusal::TooManyBelow { above, most })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The outermost group above one that has leases, or waits for some, and one of these.
-    fn above_leased(&self, group: &Group) -> Option<(GroupId, LeaseId)> {
-        let mut above = group.above.iter();
-        above.find_map(|id| Some((*id, self.book.of_group(*id).next()?)))
     }
 
     /// Whether the request would be possible if nobody held anything, and the least of it
@@ -747,18 +730,13 @@ impl HostArbiter {
         let below: Vec<LeaseId> = self.book.below(group.id).collect();
         for id in below {
             let lease = self.book.get(id);
-            if lease.is_some_and(|lease| !is_leased || self.is_beyond(lease, group)) {
+            if lease.is_some_and(|lease| !is_leased || is_beyond(&self.room, lease, group)) {
                 self.end(id, Cause::AboveEnded, out);
             }
         }
         if self.book.count_below(group.id) > 0 {
             self.tell_with_above(group, out);
         }
-    }
-
-    /// Whether a lease below a control group holds more than that has.
-    fn is_beyond(&self, lease: &Lease, above: &Group) -> bool {
-        lease.holds > 0 && (!self.room.has_group(above.id) || self.room.is_beyond(lease.holding()))
     }
 
     fn end(&mut self, id: LeaseId, why: Cause, out: &mut Vec<Change>) {
@@ -856,7 +834,7 @@ impl HostArbiter {
         self.room.change(holding, departure.to);
         let mut gone = Vec::new();
         for lease in below.iter().filter_map(|id| self.book.get(*id)) {
-            if self.is_beyond(lease, group) {
+            if is_beyond(&self.room, lease, group) {
                 self.room.remove(lease.holding());
                 gone.push(lease);
             }
@@ -988,6 +966,22 @@ impl HostArbiter {
             });
         }
     }
+}
+
+/// Whether one lease more may be below the leased control groups that this one is in.
+fn fits_below(book: &Book, group: &Group) -> Result<(), Refusal> {
+    match book.above_leased(group) {
+        Some((outermost, above)) if book.count_below(outermost) >= MOST_BELOW => {
+            let most = MOST_BELOW;
+            Err(Refusal::TooManyBelow { above, most })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a lease below a control group holds more than that has.
+fn is_beyond(room: &Room, lease: &Lease, above: &Group) -> bool {
+    lease.holds > 0 && (!room.has_group(above.id) || room.is_beyond(lease.holding()))
 }
 
 #[cfg(test)]
