@@ -58,7 +58,7 @@ impl Store {
             folder,
             most: flags.cache_size.saturating_mul(1 << 20),
         };
-        for folder in [store.kernels(), store.images()] {
+        for folder in [store.kernels(), store.images(), store.work()] {
             make(&folder).map_err(|error| {
                 let folder = folder.display();
                 failed(format!(
@@ -66,14 +66,14 @@ impl Store {
                 ))
             })?;
         }
-        partial::sweep(&store.folder, PARTIAL);
+        partial::sweep(&store.work(), PARTIAL, true);
         store.sweep_images();
         Ok(store)
     }
 
     /// A folder of its own for something that takes a while.
     pub(super) fn partial(&self) -> io::Result<PartialFolder> {
-        PartialFolder::new(&self.folder, PARTIAL)
+        PartialFolder::new(&self.work(), PARTIAL)
     }
 
     /// Removes machines that were written halfway, each of which lies beside the lock that whoever
@@ -84,6 +84,9 @@ impl Store {
             let Some(whole) = path.to_str().and_then(|path| path.strip_suffix(HALF)) else {
                 continue;
             };
+            if !is_machines(Path::new(whole)) {
+                continue;
+            }
             // Without its lock nobody writes it.
             let lock = File::open(format!("{whole}.lock"));
             if lock.map_or(true, |lock| lock.try_lock().is_ok()) {
@@ -99,6 +102,12 @@ impl Store {
 
     fn images(&self) -> PathBuf {
         self.folder.join("images")
+    }
+
+    /// The folder of folders that somebody works in. It is apart: what lies beside it may be the
+    /// user's, who has named the folder of all these.
+    fn work(&self) -> PathBuf {
+        self.folder.join("work")
     }
 
     /// Where the machine of an engine goes that differs from others of it by `parts`.
@@ -117,6 +126,9 @@ impl Store {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.images())? {
             let path = entry?.path();
+            if !is_machines(&path) {
+                continue;
+            }
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
@@ -212,6 +224,21 @@ impl StoredMachine {
     }
 }
 
+/// Whether a file is called as those of a machine are, `ENGINE-KEY` and an end: others are the
+/// user's, who may have a folder `images`.
+fn is_machines(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let stem = name.and_then(|name| {
+        let ends = [KNOWN, IMAGE, LOCK].into_iter();
+        let mut stems = ends.filter_map(|end| name.strip_suffix(end)?.strip_suffix('.'));
+        stems.next()
+    });
+    let is_digits =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    stem.and_then(|stem| stem.split_once('-'))
+        .is_some_and(|(engine, key)| is_digits(engine) && is_digits(key))
+}
+
 /// Makes a folder of the user's own. Whoever else could write in one would say what is counted.
 fn make(folder: &Path) -> io::Result<()> {
     DirBuilder::new()
@@ -273,14 +300,14 @@ mod tests {
     fn old_machines_go_and_those_of_old_engines() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = store(folder.path(), 4);
-        let kept = put(&store, "new", "kept", 1, 900);
-        let recent = put(&store, "new", "recent", 1, 10);
-        let older = put(&store, "new", "older", 2, 20);
-        let oldest = put(&store, "new", "oldest", 1, 30);
-        let other = put(&store, "old", "recent", 1, 0);
-        let failed = store.place("old", "failed");
+        let kept = put(&store, "4e1", "kept", 1, 900);
+        let recent = put(&store, "4e1", "recent", 1, 10);
+        let older = put(&store, "4e1", "older", 2, 20);
+        let oldest = put(&store, "4e1", "oldest", 1, 30);
+        let other = put(&store, "01d", "recent", 1, 0);
+        let failed = store.place("01d", "failed");
         fs::write(failed.file(LOCK), "").expect("room");
-        store.tidy("new", &kept).expect("removed");
+        store.tidy("4e1", &kept).expect("removed");
         let there =
             |place: &StoredMachine| [IMAGE, KNOWN, LOCK].map(|end| place.file(end).exists());
         for place in [&kept, &recent, &older] {
@@ -296,7 +323,7 @@ mod tests {
             most: 3 << 20,
             ..store
         };
-        smaller.tidy("new", &kept).expect("removed");
+        smaller.tidy("4e1", &kept).expect("removed");
         assert!(there(&older)[0] && !there(&recent)[0]);
     }
 
@@ -304,7 +331,7 @@ mod tests {
     fn what_was_killed_leaves_nothing_behind_the_next_run() {
         let folder = tempfile::tempdir().expect("a folder");
         let work = store(folder.path(), 4).partial().expect("room");
-        fs::create_dir(folder.path().join("partial-killed")).expect("room");
+        fs::create_dir(folder.path().join("work/partial-killed")).expect("room");
         let images = folder.path().join("images");
         for name in ["e-1.image.partial", "e-2.image.partial", "e-2.image.lock"] {
             fs::write(images.join(name), "x").expect("room");
@@ -312,12 +339,43 @@ mod tests {
         let lock = File::open(images.join("e-2.image.lock")).expect("a file");
         lock.lock().expect("a lock");
         store(folder.path(), 4);
-        assert!(work.path().exists() && !folder.path().join("partial-killed").exists());
+        assert!(work.path().exists() && !folder.path().join("work/partial-killed").exists());
         let is_there = |name: &str| images.join(name).exists();
         assert!(!is_there("e-1.image.partial") && is_there("e-2.image.partial"));
         drop(lock);
         store(folder.path(), 4);
         assert!(!is_there("e-2.image.partial") && is_there("e-2.image.lock"));
+    }
+
+    #[test]
+    fn what_a_user_has_beside_it_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        store(here, 1);
+        fs::create_dir_all(here.join("partial-results/deep")).expect("room");
+        fs::create_dir_all(here.join("partial-killed/deep")).expect("room");
+        fs::create_dir_all(here.join("work/partial-results")).expect("room");
+        let files = [
+            "partial-notes.txt",
+            "partial-notess",
+            "images/disk.image",
+            "images/my-disk.image",
+            "images/photo.partial",
+            "images/my-photo.image.partial",
+        ];
+        for file in files {
+            fs::write(here.join(file), "x").expect("room");
+        }
+        let store = store(here, 1);
+        store.tidy("4e1", &store.place("4e1", "kept")).expect("removed");
+        let folders = [
+            "partial-results/deep",
+            "partial-killed/deep",
+            "work/partial-results",
+        ];
+        for name in folders.iter().chain(&files) {
+            assert!(here.join(name).exists(), "{name}");
+        }
     }
 
     #[test]

@@ -54,7 +54,10 @@ pub(super) fn write(
         }
         // A link leads to the file that is to be kept.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut builder = tempfile::Builder::new();
+        let folder = folder_of(&path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let prefix = format!(".{name}.partial-");
+        partial::sweep(folder, &prefix, false);
         // Others may read it, as far as the umask lets them: it goes into repositories.
         let mut file: NamedTempFile = builder
             .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
