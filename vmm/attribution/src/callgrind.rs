@@ -137,7 +137,7 @@ impl<'a> ContextCosts<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct ProfileHead<'a> {
     /// The process.
-    pub pid: u32,
+    pub pid: u64,
     /// The command line.
     pub command: &'a str,
     /// The number of the part, from 1 on.

@@ -263,6 +263,12 @@ pub struct Contexts {
     pub nodes: Vec<Context>,
     /// Where programs had the files that functions are of.
     pub mapped: Vec<MappedFile>,
+    /// Dumps for which there was no room: they are in another one.
+    #[serde(default)]
+    pub lost_dumps: u64,
+    /// How often counts were to be forgotten and were not.
+    #[serde(default)]
+    pub lost_drops: u64,
 }
 
 /// A part of a program: up to a client request that ends it, or the end.
@@ -348,12 +354,29 @@ pub struct Undefined {
 pub struct Region {
     /// What it was called when it was dumped; empty without a name.
     pub name: String,
-    /// The program.
+    /// The program; empty of what is of several.
     pub program: String,
-    /// The process.
+    /// The process; of several, the first one.
     pub pid: u32,
+    /// How many more of its name, and of programs of its program's name, are added to it: there
+    /// was no room for another one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub more: u64,
+    /// It is what there was no room for, of several names.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_rest: bool,
     /// In user mode.
     pub user: Events,
     /// In the kernel.
     pub kernel: Events,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks")]
+fn is_false(is: &bool) -> bool {
+    !is
 }

@@ -122,8 +122,13 @@ impl Functions {
         for thread in threads {
             let followed = self.threads.get_mut(&thread);
             if let Some(shadow) = followed.and_then(|followed| followed.shadow.as_mut()) {
+                let now = now(thread);
+                if let Some(root) = shadow.slept(now) {
+                    self.book.stays(root, program);
+                    continue;
+                }
                 let root = self.book.root(thread, program);
-                shadow.goes_on(&mut self.book, now(thread), root);
+                shadow.goes_on(&mut self.book, now, root);
             }
         }
     }
@@ -415,7 +420,10 @@ impl Functions {
                 });
             }
         }
+        let lost = contexts.lost();
         Contexts {
+            lost_dumps: lost.dumps,
+            lost_drops: lost.drops,
             parts: parts.collect(),
             roots: roots.collect(),
             nodes,

@@ -7,7 +7,8 @@ use emu::Sight;
 use crate::counts::{Events, Region};
 use crate::tree::{Number, Tree};
 
-/// Regions that are kept; a program that marks more of them has the rest in the last one.
+/// Regions that are kept. What is marked later is added to one of its name and program, as whoever
+/// compares runs does; of other names, and without one, all is one region beside them.
 const MOST: usize = 4_096;
 
 /// Requests of Callgrind are `CT` and a number (`VG_USERREQ_TOOL_BASE`).
@@ -120,6 +121,8 @@ pub(crate) struct Regions {
     /// Those that have asked for something, by their places in the tree.
     programs: BTreeMap<usize, MarkedProgram>,
     done: Vec<Region>,
+    /// The places of those that have a name, by program and name: the last ones.
+    places: BTreeMap<(String, String), usize>,
 }
 
 impl Regions {
@@ -238,21 +241,39 @@ impl Regions {
     }
 
     fn add(&mut self, tree: &Tree, thread: Number, name: String, [kernel, user]: Both) {
-        if self.done.len() >= MOST {
-            if let Some(last) = self.done.last_mut() {
-                last.kernel += kernel;
-                last.user += user;
-            }
-            return;
-        }
         let (program, pid) = tree.program(thread);
-        self.done.push(Region {
-            name,
-            program: program.to_owned(),
+        let key = (program.to_owned(), name);
+        let region = Region {
+            name: key.1.clone(),
+            program: key.0.clone(),
             pid,
             user,
             kernel,
-        });
+            ..Region::default()
+        };
+        let is_full = self.done.len() >= MOST;
+        let known = self.places.get(&key).copied().filter(|_| is_full);
+        // The rest is behind all others, and none of its own number.
+        let known = known.or_else(|| (self.done.len() > MOST).then_some(MOST));
+        match known.and_then(|place| self.done.get_mut(place)) {
+            Some(one) => {
+                one.more += 1;
+                one.kernel += kernel;
+                one.user += user;
+            }
+            None if is_full => self.done.push(Region {
+                name: String::new(),
+                program: String::new(),
+                is_rest: true,
+                ..region
+            }),
+            None => {
+                if !region.name.is_empty() {
+                    self.places.insert(key, self.done.len());
+                }
+                self.done.push(region);
+            }
+        }
     }
 
     /// All of them; what a program has not dumped is its last one.
@@ -285,6 +306,7 @@ impl Regions {
                 pid,
                 user,
                 kernel,
+                ..Region::default()
             });
         }
         all
@@ -344,6 +366,37 @@ mod tests {
         let expected = [("first", 7, 1), ("", 8, 2), ("", 9, 3)];
         let expected = expected.map(|(name, user, kernel)| (name.to_owned(), user, kernel));
         assert_eq!(seen(&regions, &tree), expected);
+    }
+
+    #[test]
+    fn regions_without_number_are_added_by_name() {
+        let mut tree = Tree::default();
+        let one = tree.executes(task(1, 10), "a".to_owned());
+        let mut regions = Regions::default();
+        let mut turn = |tree: &mut Tree, user, name| {
+            execute(tree, one, user, 0);
+            regions.asked(tree, (one, Events::default()), dump(name));
+        };
+        for _ in 0..2_100 {
+            turn(&mut tree, 80, "a");
+            turn(&mut tree, 620, "b");
+        }
+        for (user, name) in [(5, "late"), (7, ""), (9, "late")] {
+            turn(&mut tree, user, name);
+        }
+        let all = regions.counts(&tree);
+        assert_eq!(all.len(), MOST + 1);
+        let sum = |name: &str, is_rest: bool| {
+            let of = all
+                .iter()
+                .filter(|it| it.name == name && it.is_rest == is_rest);
+            of.fold((0, 0), |(times, sum), it| {
+                (times + 1 + it.more, sum + it.user.instructions)
+            })
+        };
+        assert_eq!(sum("a", false), (2_100, 168_000));
+        assert_eq!(sum("b", false), (2_100, 1_302_000));
+        assert_eq!(sum("", true), (3, 21));
     }
 
     #[test]

@@ -155,7 +155,7 @@ impl RegionChange<'_> {
     #[must_use]
     pub fn label(&self) -> String {
         let RegionPair { program, name, .. } = &self.pair;
-        umpire_events::one_line(&format!("{program} {name}"))
+        umpire_events::one_line(format!("{program} {name}").trim_start())
     }
 
     /// What there is to say beside its counts.
@@ -230,7 +230,7 @@ impl<'a> Comparison<'a> {
                 })
             };
             let is_in_both = pair.sums.iter().all(Option::is_some);
-            let counts = counts(&of, is_in_both);
+            let counts = counts(&of, is_in_both && !pair.is_rest);
             RegionChange { pair, counts }
         });
         let outcomes = [before, now].map(|record| record.outcome.status());
@@ -401,10 +401,15 @@ impl<'a> Comparison<'a> {
     /// One line on what is over the threshold.
     #[must_use]
     pub fn failure(&self) -> String {
+        self.failure_with(str::to_owned)
+    }
+
+    /// The same, with the names of regions as `write` has them: programs have chosen these.
+    pub(crate) fn failure_with(&self, write: impl Fn(&str) -> String) -> String {
         let over = self.all().filter(|(_, one)| one.verdict == Verdict::Over);
         let texts = over.map(|(region, one)| {
             let (more, part) = (signed(one.before, one.now), percent(one.before, one.now));
-            let of = region.map_or_else(String::new, |it| format!(" of {}", it.label()));
+            let of = region.map_or_else(String::new, |it| format!(" of {}", write(&it.label())));
             format!("{}{of} {more} ({part})", one.chosen)
         });
         let mut texts: Vec<String> = texts.collect();
@@ -454,6 +459,29 @@ mod tests {
 
     fn threshold(text: &str) -> Threshold {
         text.parse().expect("a threshold")
+    }
+
+    #[test]
+    fn the_rest_is_shown() {
+        let (mut before, mut now) = (record(), record());
+        before.counts.regions = vec![region("", "", 1000)];
+        now.counts.regions = vec![region("", "", 2000)];
+        for record in [&mut before, &mut now] {
+            record.counts.regions[0].is_rest = true;
+        }
+        let gate = Gate {
+            events: &Gate::DEFAULT,
+            threshold: Some(Threshold::NONE),
+            kernel: true,
+            regions_alone: true,
+        };
+        let comparison = Comparison::of(&before, &now, &gate);
+        assert!(!comparison.fails() && !comparison.judges());
+        let mut text = Vec::new();
+        comparison.write("base", &mut text).expect("room");
+        let text = String::from_utf8_lossy(&text);
+        let row = "instructions:u  (the rest)  (not in the gate)\n";
+        assert!(text.contains(row), "{text}");
     }
 
     #[test]

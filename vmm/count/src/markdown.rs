@@ -52,7 +52,7 @@ fn marked(text: &mut String, record: &Record, events: &[Chosen]) {
     }
     text.push_str("\n| region | event | count |\n|---|---|---:|\n");
     for (name, region) in regions.iter().take(MOST) {
-        let name = code(&format!("{} {name}", short_name(&region.program)));
+        let name = code(format!("{} {name}", short_name(&region.program)).trim_start());
         for chosen in events {
             let count = grouped(chosen.among(region.user, region.kernel));
             put(text, format_args!("| {name} | `{chosen}` | {count} |"));
@@ -120,7 +120,7 @@ fn note(verdict: Verdict) -> &'static str {
 fn compared(text: &mut String, before: &str, comparison: &Comparison<'_>) {
     let before = code(before);
     let verdict = if comparison.fails() {
-        format!("**Failed**: {}.", comparison.failure())
+        format!("**Failed**: {}.", comparison.failure_with(code))
     } else {
         "Within the threshold.".to_owned()
     };
@@ -188,6 +188,24 @@ mod tests {
     use crate::record::tests::{function, record, region, tally};
 
     #[test]
+    fn names_in_the_verdict_are_code() {
+        let (mut before, mut now) = (record(), record());
+        before.counts.regions = vec![region("/bin/x", "b<int>", 1000)];
+        now.counts.regions = vec![region("/bin/x", "b<int>", 1100)];
+        let gate = Gate {
+            events: &Gate::DEFAULT,
+            threshold: "0".parse().ok(),
+            kernel: false,
+            regions_alone: true,
+        };
+        let comparison = Comparison::of(&before, &now, &gate);
+        let text = summary(&now, "x", &[], Some(("base.json", &comparison)));
+        let expected =
+            "**Failed**: more than 0 % more: instructions:u of `x b<int>` +100 (+10.000 %).";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
     fn a_run() {
         let mut record = record();
         record.counts.regions = vec![region("/bin/x", "a|b", 1000), region("/bin/x", "", 80)];
@@ -242,7 +260,7 @@ Status 0, digest of all inputs `{digest}`.
             format!(
                 "### `umpire count` of `gzip x`
 
-**Failed**: more than 0.5 % more: instructions:u +12,000 (+1.000 %), instructions:u of x a +100 (+10.000 %). Compared with `base.json`.
+**Failed**: more than 0.5 % more: instructions:u +12,000 (+1.000 %), instructions:u of `x a` +100 (+10.000 %). Compared with `base.json`.
 
 | event | before | now | change | |
 |---|---:|---:|---:|---|

@@ -196,6 +196,7 @@ pub(crate) mod tests {
             pid: 101,
             user: tally(user),
             kernel: tally(user / 10),
+            ..Region::default()
         }
     }
 

@@ -7,14 +7,19 @@ use attribution::{Counts, Events, Region};
 
 use crate::record::short_name;
 
+/// What programs have marked when there was no room for another name.
+pub const REST: &str = "(the rest)";
+
 /// Each region with what it is called: as its program did, or by its number among the nameless
-/// ones of its process, `#1` first. So a region that gets a name leaves the others theirs.
+/// ones of its process, `#1` first. So a region that gets a name leaves the others theirs. What
+/// is of several names is [`REST`].
 #[must_use]
 pub fn named(counts: &Counts) -> Vec<(Cow<'_, str>, &Region)> {
     let mut nameless: BTreeMap<(u32, &str), u32> = BTreeMap::new();
     let mut all = Vec::new();
     for region in &counts.regions {
         let called = match region.name.as_str() {
+            _ if region.is_rest => REST.into(),
             "" => {
                 let number = nameless.entry((region.pid, &region.program)).or_default();
                 *number += 1;
@@ -44,6 +49,8 @@ pub struct RegionPair<'a> {
     /// The last part of the program's path: builds lie in other folders.
     pub program: &'a str,
     pub name: Cow<'a, str>,
+    /// It is [`REST`]: of other regions in each run, maybe.
+    pub is_rest: bool,
     /// Before and now; none where the run has no such region.
     pub sums: [Option<RegionSum>; 2],
 }
@@ -56,17 +63,20 @@ pub fn pairs<'a>(before: &'a Counts, now: &'a Counts) -> Vec<RegionPair<'a>> {
     for (run, counts) in [(1, now), (0, before)] {
         for (name, region) in named(counts) {
             let program = short_name(&region.program);
-            let place = *places.entry((program, name.clone())).or_insert(pairs.len());
+            let place = *places
+                .entry((program, name.clone(), region.is_rest))
+                .or_insert(pairs.len());
             if place == pairs.len() {
                 let sums = [None; 2];
                 pairs.push(RegionPair {
                     program,
                     name,
+                    is_rest: region.is_rest,
                     sums,
                 });
             }
             let sum = pairs[place].sums[run].get_or_insert_default();
-            sum.times += 1;
+            sum.times = sum.times.saturating_add(1).saturating_add(region.more);
             sum.user += region.user;
             sum.kernel += region.kernel;
         }
@@ -101,6 +111,26 @@ mod tests {
         ]);
         let names: Vec<_> = named(&counts).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["#1", "loop", "#1", "#2"]);
+    }
+
+    #[test]
+    fn the_rest_is_no_region_of_that_name() {
+        let mut now = counts(&[("", 1, "", 5), ("", 1, REST, 7), ("/bin/a", 1, "loop", 8)]);
+        now.regions[0].is_rest = true;
+        now.regions[2].more = 3;
+        let nothing = Counts::default();
+        let all = pairs(&nothing, &now).into_iter();
+        let all = all.map(|one| {
+            let times = one.sums[1].map(|sum| sum.times);
+            (one.name.into_owned(), one.is_rest, times)
+        });
+        let row = |name: &str, is_rest, times| (name.to_owned(), is_rest, Some(times));
+        let expected = [
+            row(REST, true, 1),
+            row(REST, false, 1),
+            row("loop", false, 4),
+        ];
+        assert_eq!(all.collect::<Vec<_>>(), expected);
     }
 
     #[test]

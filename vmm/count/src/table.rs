@@ -135,7 +135,15 @@ fn write_regions(counts: &Counts, out: &mut dyn Write) -> io::Result<()> {
     let all = regions::named(counts);
     for (name, one) in all.iter().take(MOST_REGIONS) {
         let program = short_name(&one.program);
-        let name = format!("{program}-{} {name}", one.pid);
+        let mut name = if one.is_rest {
+            name.to_string()
+        } else {
+            format!("{program}-{} {name}", one.pid)
+        };
+        if one.more > 0 {
+            // It is the first of these.
+            name.push_str(&format!(" ×{}", one.more.saturating_add(1)));
+        }
         let name = umpire_events::one_line(&name);
         for (side, events) in [(Side::User, &one.user), (Side::Kernel, &one.kernel)] {
             let chosen = Chosen::new(Event::Instructions, side);

@@ -56,6 +56,13 @@ impl Book {
         contexts.map_or(0, |contexts| contexts.root(thread, program))
     }
 
+    /// A thread that has executed nothing since its chains began at `root` is in the next part.
+    pub(crate) fn stays(&mut self, root: Node, program: usize) {
+        if let Some(contexts) = &mut self.contexts {
+            contexts.stays(root, program);
+        }
+    }
+
     /// The part that a program is in ends so; whether its threads go on in another one.
     pub(crate) fn cut(&mut self, program: usize, how: Cut) -> bool {
         let contexts = self.contexts.as_mut();

@@ -77,6 +77,8 @@ pub(crate) struct Shadow {
     turns: u64,
     /// Where its chains of calls begin.
     root: Node,
+    /// Something was counted since they did.
+    awake: bool,
     /// Up to where own instructions are counted.
     since: u64,
     /// How often each function is being executed.
@@ -100,6 +102,7 @@ impl Shadow {
             on: 0,
             turns: 0,
             root,
+            awake: false,
             since: at.now,
             active: Vec::new(),
             kept: 0,
@@ -121,6 +124,7 @@ impl Shadow {
             on: 0,
             turns: 0,
             root,
+            awake: false,
             since: 0,
             active: Vec::new(),
             kept: frames.len(),
@@ -140,8 +144,14 @@ impl Shadow {
         self.chains(book, root);
     }
 
+    /// Where its chains begin, if nothing was counted since they did.
+    pub(crate) fn slept(&self, now: u64) -> Option<Node> {
+        (!self.awake && now == self.since).then_some(self.root)
+    }
+
     fn chains(&mut self, book: &mut Book, root: Node) {
         self.root = root;
+        self.awake = false;
         for stack in &mut self.stacks {
             let mut node = root;
             for frame in &mut stack.frames {
@@ -168,6 +178,7 @@ impl Shadow {
     pub(crate) fn settle(&mut self, book: &mut Book, now: u64) {
         let top = self.stacks[self.on].top();
         let executes = (top.function, top.node);
+        self.awake = true;
         book.executed(executes, now.saturating_sub(self.since));
         self.since = now;
     }
