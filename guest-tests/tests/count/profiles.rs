@@ -167,23 +167,21 @@ fn profiled(valgrind: bool, here: &Path, words: &[&str]) -> Output {
 fn profiles(folder: &Path) -> BTreeMap<String, Vec<String>> {
     let names = fs::read_dir(folder).expect("a folder");
     let names = names.map(|entry| entry.expect("a file").file_name());
-    let mut names: Vec<String> = names
-        .map(|name| name.to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    let mut numbers: Vec<u32> = Vec::new();
-    let mut all = BTreeMap::new();
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    let mut found = Vec::new();
     for name in names {
         let text = fs::read_to_string(folder.join(&name)).expect("text");
-        let pid = |line: &str| line.strip_prefix("pid: ")?.parse().ok();
+        let pid = |line: &str| line.strip_prefix("pid: ")?.parse::<u32>().ok();
         // Valgrind leaves an empty file where each thread has its own.
         let Some(pid) = text.lines().find_map(pid) else {
             continue;
         };
-        if !numbers.contains(&pid) {
-            numbers.push(pid);
-        }
-        let letter = if numbers[0] == pid { "N" } else { "M" };
+        found.push((pid, name, text));
+    }
+    let first = found.iter().map(|(pid, ..)| *pid).min();
+    let mut all = BTreeMap::new();
+    for (pid, name, text) in found {
+        let letter = if first == Some(pid) { "N" } else { "M" };
         let about = ["part: ", "thread: ", "desc: Trigger: ", "events: "];
         let is_about = |line: &&str| about.iter().any(|about| line.starts_with(about));
         let lines = text.lines().filter(is_about).map(str::to_owned);

@@ -68,7 +68,7 @@ fn act_as(flags: &CountFlags) -> Result<Ended, UserError> {
     if flags.as_tool.is_empty() {
         return act(flags, None);
     }
-    match ValgrindOptions::of(&flags.as_tool, &flags.command)? {
+    match ValgrindOptions::of(&flags.as_tool)? {
         ValgrindAct::Version => {
             let version = env!("CARGO_PKG_VERSION");
             let told = writeln!(io::stdout(), "umpire count {version}, as callgrind");
@@ -82,9 +82,10 @@ fn act_as(flags: &CountFlags) -> Result<Ended, UserError> {
 /// Ends this process by the signal that has ended the program, as Valgrind does: a harness may
 /// wait for it.
 fn dies_by(status: u8) {
+    // None is no limit, which a job that has one may not ask for.
     let none = Rlimit {
         current: Some(0),
-        maximum: None,
+        maximum: Some(0),
     };
     // The memory of the guest is nobody's to look at.
     if setrlimit(Resource::Core, none).is_ok() {

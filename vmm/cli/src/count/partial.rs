@@ -51,7 +51,7 @@ pub(super) fn file(place: &Path, prefix: &str, mode: u32) -> io::Result<NamedTem
         let mut builder = Builder::new();
         let builder = builder
             .prefix(prefix)
-                .rand_bytes(RANDOM)
+            .rand_bytes(RANDOM)
             .permissions(Permissions::from_mode(mode));
         let file = builder.tempfile_in(place)?;
         if is_kept(file.as_file(), file.path())? {

@@ -10,9 +10,13 @@ use std::process;
 use attribution::{ContextCosts, Contexts, Costs, Counts, PartEnd, ProfileHead, write_callgrind};
 use umpire_count::number::grouped;
 
-use super::valgrind::{ValgrindOptions, expanded};
+use super::ended::failed;
+use super::valgrind::{LOG, PROFILE, ValgrindOptions, expanded};
 use super::whole;
 use crate::exit::UserError;
+
+/// Numbers that Linux has for processes at most (`PID_MAX_LIMIT`).
+const PIDS: u64 = 1 << 22;
 
 /// A process of the run, with the programs that it was, by their places.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -155,6 +159,13 @@ impl<'a> CountedRun<'a> {
     }
 }
 
+/// The number of a process that is so far behind the first one in the guest, which has that of
+/// this process, `own`. It is above all numbers of this machine's processes: a run beside this one
+/// has files by such a number.
+fn number(own: u32, behind: u32) -> u64 {
+    u64::from(own) + u64::from(behind) * PIDS
+}
+
 /// Writes the files of a run of the command line `title`.
 pub(super) fn write(
     options: &ValgrindOptions,
@@ -163,11 +174,18 @@ pub(super) fn write(
 ) -> Result<(), UserError> {
     let none = Contexts::default();
     let contexts = counts.contexts.as_ref().unwrap_or(&none);
+    let lost = contexts.lost_dumps.saturating_add(contexts.lost_drops);
+    if lost > 0 {
+        return Err(failed(format!(
+            "--as callgrind: no file is written: {lost} requests of the program to dump or to zero \
+             counts are more than there is room for (4,096 dumps)"
+        )));
+    }
     let counted = CountedRun::new(counts, contexts);
     let all = processes(counts, options.trace_children);
     let first = counts.programs.first().map_or(0, |program| program.pid);
     // Who has started this process knows the first one by its number.
-    let number = |pid: u32| process::id().wrapping_add(pid.wrapping_sub(first));
+    let number = |pid: u32| number(process::id(), pid.wrapping_sub(first));
     // Processes whose files have one name are one, as whose name does not depend on them.
     let mut files: BTreeMap<(OsString, Option<OsString>), Vec<&OneProcess>> = BTreeMap::new();
     for one in &all {
@@ -192,7 +210,7 @@ pub(super) fn write(
             options,
             pid: number(one.pid),
             parent: if one.pid == first {
-                parent_id()
+                parent_id().into()
             } else {
                 number(one.parent)
             },
@@ -207,8 +225,8 @@ pub(super) fn write(
 /// Of whom files tell.
 struct Told<'a> {
     options: &'a ValgrindOptions,
-    pid: u32,
-    parent: u32,
+    pid: u64,
+    parent: u64,
     command: &'a str,
 }
 
@@ -287,7 +305,7 @@ impl Told<'_> {
             trigger: &dump.trigger,
             plain_names: self.options.plain_names,
         };
-        whole::write("--callgrind-out-file", Path::new(&file), |file| {
+        whole::write(PROFILE, Path::new(&file), |file| {
             let mut out = BufWriter::new(file);
             write_callgrind(counts, costs, &head, &mut out)?;
             out.flush()
@@ -297,7 +315,7 @@ impl Told<'_> {
     /// Writes the log: to a file, or to standard error.
     fn log(&self, name: Option<&OsStr>, total: u64) -> Result<(), UserError> {
         match name {
-            Some(name) => whole::write("--log-file", Path::new(name), |file| {
+            Some(name) => whole::write(LOG, Path::new(name), |file| {
                 file.write_all(self.lines(total).as_bytes())
             }),
             None if self.options.quiet => Ok(()),
@@ -373,6 +391,16 @@ mod tests {
         ];
         assert_eq!(seen(true), expected);
         assert_eq!(seen(false), [(10, vec![0]), (13, vec![4])]);
+    }
+
+    #[test]
+    fn numbers_are_no_other_processes() {
+        assert_eq!(number(77, 0), 77);
+        let most = u32::try_from(PIDS).expect("few") - 1;
+        assert!(number(1, 1) > u64::from(most));
+        // Those of two runs beside each other are not the same either.
+        assert_ne!(number(77, 1), number(78, 1));
+        assert!(number(most, 1) < number(1, 2));
     }
 
     #[test]

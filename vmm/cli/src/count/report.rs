@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attribution::{Costs, Counts, ProfileHead};
+use attribution::{Costs, Counts, ProfileHead, Region};
 use umpire_count::compare::{Comparison, Gate, Threshold};
 use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
 
@@ -49,6 +49,9 @@ impl<'a> RunReport<'a> {
             if let Some(path) = path {
                 whole::may_write(name, path)?;
             }
+        }
+        if let Some(options) = as_tool {
+            options.may_write()?;
         }
         for (name, path) in [
             ("-o", &flags.out.output),
@@ -104,6 +107,13 @@ impl<'a> RunReport<'a> {
             (name, Comparison::of(before, record, &gate))
         });
         let comparison = comparison.as_ref().map(|(name, one)| (name.as_str(), one));
+        let added = |region: &Region| region.more > 0 || region.is_rest;
+        if self.as_tool.is_none() && record.counts.regions.iter().any(added) {
+            complain(
+                &"more regions than there is room for (4,096): from there on those of one name are \
+                 added up, and others are one, '(the rest)', that is not in the gate",
+            );
+        }
         self.print(record, title, elapsed, comparison)?;
         self.keep(record, title, comparison)?;
         let ended = match record.outcome {
@@ -171,7 +181,10 @@ impl<'a> RunReport<'a> {
         if let Some(path) = &self.flags.callgrind {
             let costs = Costs::of_all(counts);
             let head = ProfileHead {
-                pid: counts.programs.first().map_or(0, |program| program.pid),
+                pid: counts
+                    .programs
+                    .first()
+                    .map_or(0, |program| program.pid.into()),
                 command: title,
                 part: 1,
                 trigger: "Program termination",
@@ -183,6 +196,13 @@ impl<'a> RunReport<'a> {
         }
         if let Some(options) = self.as_tool {
             profiles::write(options, counts, title)?;
+        }
+        let lost = counts.contexts.as_ref().map(|all| all.lost_drops);
+        if let Some(lost @ 1..) = lost {
+            complain(&format_args!(
+                "chains of calls have what CALLGRIND_ZERO_STATS was to drop: the program did so \
+                 {lost} times after there was no room for more"
+            ));
         }
         if let Some(path) = &self.flags.folded {
             buffered("--folded", path, |out| {
@@ -228,11 +248,20 @@ impl<'a> RunReport<'a> {
             // That tool prints none, and whoever has started it may read what it prints.
             return Ok(());
         }
-        let file = path.map(File::create).transpose();
-        let file = file.map_err(|error| unwritten(path, &error))?;
-        let mut out: Box<dyn Write> = match file {
-            Some(file) => Box::new(BufWriter::new(file)),
-            None => Box::new(BufWriter::new(io::stderr())),
+        // Written at once: harnesses run programs beside each other.
+        let mut text = Vec::new();
+        let written = self.write(record, title, elapsed, comparison, &mut text);
+        let put = || match path {
+            None => io::stderr().write_all(&text),
+            Some(path) => {
+                if let Some(mut open) = whole::open_already(path)? {
+                    return open.write_all(&text);
+                }
+                let append = self.flags.out.append;
+                let mut options = OpenOptions::new();
+                let options = options.create(true).write(true).append(append);
+                options.truncate(!append).open(path)?.write_all(&text)
+            }
         };
         written
             .and_then(|()| put())

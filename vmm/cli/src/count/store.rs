@@ -367,7 +367,9 @@ mod tests {
             fs::write(here.join(file), "x").expect("room");
         }
         let store = store(here, 1);
-        store.tidy("4e1", &store.place("4e1", "kept")).expect("removed");
+        store
+            .tidy("4e1", &store.place("4e1", "kept"))
+            .expect("removed");
         let folders = [
             "partial-results/deep",
             "partial-killed/deep",

@@ -5,8 +5,11 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::process;
 
 use super::ended::failed;
+use super::whole;
 use crate::exit::UserError;
 use crate::flags::{CollectFlags, CountFlags};
 
@@ -23,6 +26,10 @@ enum Asks {
 }
 
 use Asks::{Nothing, NothingBut};
+
+/// The options that name files.
+pub(super) const PROFILE: &str = "--callgrind-out-file";
+pub(super) const LOG: &str = "--log-file";
 
 const NO_EVENTS: &str = "the only event is Ir";
 
@@ -99,8 +106,8 @@ pub(super) enum ValgrindAct {
 }
 
 impl ValgrindOptions {
-    /// Of the words behind `--as`, and of those behind the `--` that may follow.
-    pub(super) fn of(words: &[OsString], behind: &[OsString]) -> Result<ValgrindAct, UserError> {
+    /// Of the words behind `--as`.
+    pub(super) fn of(words: &[OsString]) -> Result<ValgrindAct, UserError> {
         let Some((tool, words)) = words.split_first() else {
             return Err(refused("--as: which tool? callgrind is served"));
         };
@@ -120,8 +127,13 @@ impl ValgrindOptions {
             command: Vec::new(),
         };
         let mut tool = None;
-        let is_option = |word: &&OsString| word.as_bytes().starts_with(b"-");
+        let is_option = |word: &&OsString| word.as_bytes().starts_with(b"-") && *word != "--";
         let (given, program) = words.split_at(words.iter().take_while(is_option).count());
+        // The first -- ends the options, as Valgrind's do; another one is the program's.
+        let program = match program.split_first() {
+            Some((word, program)) if word == "--" => program,
+            _ => program,
+        };
         for word in given {
             let text = word.to_str();
             match text.map(|text| text.split_once('=').unwrap_or((text, ""))) {
@@ -134,13 +146,6 @@ impl ValgrindOptions {
             }
         }
         options.command = program.to_vec();
-        if !behind.is_empty() {
-            // What a program is given may have a -- in it.
-            options
-                .command
-                .extend((!program.is_empty()).then(|| "--".into()));
-            options.command.extend_from_slice(behind);
-        }
         match tool {
             Some(TOOL) => {}
             Some(other) => {
@@ -173,8 +178,8 @@ impl ValgrindOptions {
             _ => Err(refused(format!("{name}={value}: yes or no"))),
         };
         match name {
-            "--callgrind-out-file" => self.profile = value.into(),
-            "--log-file" => self.log = Some(value.into()),
+            PROFILE => self.profile = value.into(),
+            LOG => self.log = Some(value.into()),
             "--separate-threads" => self.separate_threads = is()?,
             "--trace-children" => self.trace_children = is()?,
             "--compress-strings" => self.plain_names = !is()?,
@@ -203,6 +208,18 @@ impl ValgrindOptions {
         Ok(())
     }
 
+    /// Whether the files of the process that is started could be written, as far as can be told
+    /// before.
+    pub(super) fn may_write(&self) -> Result<(), UserError> {
+        for (name, pattern) in [(PROFILE, Some(&self.profile)), (LOG, self.log.as_ref())] {
+            if let Some(pattern) = pattern {
+                let path = expanded(pattern, process::id().into())?;
+                whole::may_write(name, Path::new(&path))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Those of `umpire count` with what these say.
     pub(super) fn applied(&self, flags: &CountFlags) -> CountFlags {
         let mut flags = flags.clone();
@@ -222,7 +239,7 @@ impl ValgrindOptions {
 }
 
 /// A name of Valgrind's pattern: `%p` is the process, `%q{NAME}` a variable, `%%` a percent sign.
-pub(super) fn expanded(pattern: &OsStr, pid: u32) -> Result<OsString, UserError> {
+pub(super) fn expanded(pattern: &OsStr, pid: u64) -> Result<OsString, UserError> {
     let whole = pattern.to_string_lossy();
     let mut name = Vec::new();
     let mut rest = pattern.as_bytes();
@@ -280,12 +297,11 @@ mod tests {
             --cache-sim=yes --compress-strings=no --compress-pos=no --dump-line=yes \
             --dump-instr=no --combine-dumps=no --separate-threads=yes \
             --toggle-collect=*::__gungraun_wrapper_mod::* --callgrind-out-file=/t/a.out.#%p \
-            --log-file=/t/a.log.#%p /t/bench --gungraun-run 1";
-        let Ok(ValgrindAct::Run(found)) = ValgrindOptions::of(&words(line), &words("a -- b"))
-        else {
+            --log-file=/t/a.log.#%p /t/bench --gungraun-run 1 -- a";
+        let Ok(ValgrindAct::Run(found)) = ValgrindOptions::of(&words(line)) else {
             panic!("they are refused");
         };
-        assert_eq!(found.command, words("/t/bench --gungraun-run 1 -- a -- b"));
+        assert_eq!(found.command, words("/t/bench --gungraun-run 1 -- a"));
         assert_eq!(found.profile, "/t/a.out.#%p");
         assert_eq!(found.log.as_deref(), Some(OsStr::new("/t/a.log.#%p")));
         assert!(found.separate_threads && found.trace_children && found.plain_names);
@@ -298,10 +314,45 @@ mod tests {
         assert_eq!(found.notes, [note]);
     }
 
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: CountFlags,
+    }
+
+    #[test]
+    fn a_program_may_stand_behind_two_hyphens() {
+        let check = |line: &str, expected: &str| {
+            let line = format!("count --as callgrind --tool=callgrind {line}");
+            let Line { flags } = clap::Parser::parse_from(words(&line));
+            let Ok(ValgrindAct::Run(found)) = ValgrindOptions::of(&flags.as_tool) else {
+                panic!("it is refused: {line}");
+            };
+            assert_eq!(found.command, words(expected), "{line}");
+        };
+        check("/bin/echo a", "/bin/echo a");
+        check("-- /bin/echo a", "/bin/echo a");
+        check("-q -- -echo -- -a", "-echo -- -a");
+        check("/bin/echo -- a", "/bin/echo -- a");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_said_before() {
+        let line = "callgrind --tool=callgrind --log-file=/no/such/x.%p a";
+        let Ok(ValgrindAct::Run(found)) = ValgrindOptions::of(&words(line)) else {
+            panic!("it is refused");
+        };
+        let error = found.may_write().expect_err("no such folder").to_string();
+        let own = process::id();
+        let expected =
+            format!("--log-file /no/such/x.{own}: No such file or directory (os error 2)");
+        assert_eq!(error, expected);
+    }
+
     #[test]
     fn what_is_not_served_is_named() {
         let check = |line: &str, expected: &str| {
-            let error = ValgrindOptions::of(&words(line), &[]).expect_err("refused");
+            let error = ValgrindOptions::of(&words(line)).expect_err("refused");
             assert_eq!(error.to_string(), format!("--as callgrind: {expected}"));
         };
         check("massif", "--as massif: callgrind alone is served");
