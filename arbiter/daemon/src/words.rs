@@ -75,13 +75,10 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
             "lease {} waits for these counters, and this one may be preempted: it ends in its time",
             by.0
         ),
-        Refusal::Leaving { at } => {
-            let left = at.since(arbiter.now());
-            format!(
-                "the lease was told to leave, and does in {}",
-                seconds(left.0)
-            )
-        }
+        Refusal::Leaving { at } => format!(
+            "the lease was told to leave, and does in {}",
+            seconds(at.since(arbiter.now()).0)
+        ),
         Refusal::WrongNumber { .. }
         | Refusal::NoCpus
         | Refusal::NoSuchCpu { .. }
