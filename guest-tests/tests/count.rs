@@ -5,7 +5,9 @@ mod attributed;
 mod bad_input;
 mod boot;
 mod guest;
+mod marked;
 mod oracle;
+mod profiles;
 mod programs;
 mod workflow;
 

@@ -9,6 +9,7 @@ mod ended;
 mod files;
 mod job;
 mod kernel;
+mod partial;
 mod perf_data;
 mod profiles;
 mod repeated;
@@ -23,7 +24,7 @@ use std::io::{self, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use count_init::{End as ProgramEnd, NotRun};
 use guest_files::unpack;
@@ -50,12 +51,14 @@ const HEADER: &[u8] = include_bytes!("../../count/regions/include/umpire_regions
 #[must_use]
 pub fn run(flags: &CountFlags) -> u8 {
     // A panic has printed where: it is no status of the program's.
-    let done = catch_unwind(AssertUnwindSafe(|| act_as(flags)));
+    let signal = Arc::new(AtomicUsize::new(0));
+    let done = catch_unwind(AssertUnwindSafe(|| act_as(flags, &signal)));
     let bug = |_| Err(failed("this is a bug of Umpire's: please report it"));
     let ended = done.unwrap_or_else(bug).unwrap_or_else(|error| {
         complain(&error);
         Ended::by(Who::Umpire)
     });
+    let ended = ended.after_signal(signal.load(Ordering::Relaxed));
     let status = ended.tell(flags.out.status_file.as_deref());
     if ended.who == Who::Signal && !flags.as_tool.is_empty() {
         dies_by(status);
@@ -64,9 +67,9 @@ pub fn run(flags: &CountFlags) -> u8 {
 }
 
 /// By the options of `umpire count`, or by those of the tool that it is taken for.
-fn act_as(flags: &CountFlags) -> Result<Ended, UserError> {
+fn act_as(flags: &CountFlags, signal: &Arc<AtomicUsize>) -> Result<Ended, UserError> {
     if flags.as_tool.is_empty() {
-        return act(flags, None);
+        return act(flags, None, signal);
     }
     match ValgrindOptions::of(&flags.as_tool)? {
         ValgrindAct::Version => {
@@ -75,7 +78,7 @@ fn act_as(flags: &CountFlags) -> Result<Ended, UserError> {
             written(told).map_err(failed)?;
             Ok(Ended::by_program(0))
         }
-        ValgrindAct::Run(options) => act(&options.applied(flags), Some(&options)),
+        ValgrindAct::Run(options) => act(&options.applied(flags), Some(&options), signal),
     }
 }
 
@@ -95,7 +98,11 @@ fn dies_by(status: u8) {
     }
 }
 
-fn act(flags: &CountFlags, as_tool: Option<&ValgrindOptions>) -> Result<Ended, UserError> {
+fn act(
+    flags: &CountFlags,
+    as_tool: Option<&ValgrindOptions>,
+    signal: &Arc<AtomicUsize>,
+) -> Result<Ended, UserError> {
     if let Some(CountCommand::Diff { before, now, json }) = &flags.act {
         report::diff(before, now, *json)?;
         return Ok(Ended::by_program(0));
@@ -105,32 +112,28 @@ fn act(flags: &CountFlags, as_tool: Option<&ValgrindOptions>) -> Result<Ended, U
         return Ok(Ended::by_program(0));
     }
     let store = Store::of(&flags.store)?;
-    let interrupted = interrupts().map_err(failed)?;
+    let interrupted = interrupts(signal).map_err(failed)?;
     if flags.store.fetch_kernel {
-        let fetched = kernel::fetch(&store, &interrupted);
-        // What it had fetched so far is gone again.
-        if fetched.is_err() && interrupted.load(Ordering::Relaxed) {
-            return Ok(ended_by(Who::Interrupted));
-        }
-        return fetched.map(|()| Ended::by_program(0));
+        return fetched(&store, &interrupted);
     }
-    run_program(flags, &store, interrupted)
+    run_program(flags, as_tool, &store, interrupted)
 }
 
 fn run_program(
     flags: &CountFlags,
+    as_tool: Option<&ValgrindOptions>,
     store: &Store,
     interrupted: Arc<AtomicBool>,
 ) -> Result<Ended, UserError> {
     // What is wrong with these is to be said before a program runs for an hour.
     let report = RunReport::of(flags, as_tool)?;
-    let kernel = kernel::choose(&store, flags.store.kernel.as_deref())?;
+    let kernel = kernel::choose(store, flags.store.kernel.as_deref())?;
     let errand = Errand::of(&flags.command, &flags.guest)?;
     let (title, advice) = (errand.title.clone(), errand.advice());
     let time = flags.guest.timeout.map(|span| span.0);
     let limits = Limits {
-        time: flags.guest.timeout.map(|span| span.0),
         interrupted,
+        ..time.map_or_else(Limits::default, Limits::within)
     };
     let patience = limits.patience();
     let errand = match errand.with_stdin(&patience)? {
@@ -177,6 +180,14 @@ fn run_program(
             report.finish(&record, &title, Some(elapsed))
         }
         Err(who) => Ok(ended_by(who)),
+    }
+}
+
+/// `--fetch-kernel`. Where it is interrupted, what it had fetched so far is gone again.
+fn fetched(store: &Store, interrupted: &AtomicBool) -> Result<Ended, UserError> {
+    match kernel::fetch(store, interrupted) {
+        Err(_) if interrupted.load(Ordering::Relaxed) => Ok(ended_by(Who::Interrupted)),
+        done => done.map(|()| Ended::by_program(0)),
     }
 }
 

@@ -178,7 +178,7 @@ pub(super) fn fetch(store: &Store, interrupted: &AtomicBool) -> Result<(), UserE
             by_hand(store)
         ))
     };
-    let room = statvfs(&store.kernels()).map_err(|error| unfetched(&error))?;
+    let room = statvfs(store.kernels()).map_err(|error| unfetched(&error))?;
     let room = room.f_bavail.saturating_mul(room.f_frsize);
     if room < ROOM {
         let folder = store.kernels();
@@ -195,10 +195,7 @@ pub(super) fn fetch(store: &Store, interrupted: &AtomicBool) -> Result<(), UserE
         advice: "check the network and apt's sources",
         interrupted: Some(interrupted),
     };
-    let work = tempfile::Builder::new()
-        .prefix("partial-")
-        .tempdir_in(store.kernels())
-        .map_err(|error| unfetched(&error))?;
+    let work = store.partial().map_err(|error| unfetched(&error))?;
     let apt = Apt::prepare(work.path(), RELEASE, tools).map_err(|error| unfetched(&error))?;
     let package = Package {
         name: NAME.to_owned(),

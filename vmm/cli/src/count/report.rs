@@ -1,6 +1,6 @@
 //! What is printed and kept of a run, and whether it passes the gate.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use attribution::{Costs, Counts, ProfileHead, Region};
 use umpire_count::compare::{Comparison, Gate, Threshold};
 use umpire_count::{Chosen, Outcome, Record, json, markdown, table};
 
-use super::ended::{Ended, Who, failed};
+use super::ended::{Ended, Who, failed, with_advice};
 use super::valgrind::ValgrindOptions;
 use super::{perf_data, profiles, whole};
 use crate::exit::{UserError, complain, written};
@@ -157,23 +157,15 @@ impl<'a> RunReport<'a> {
             let text = markdown::summary(record, title, self.shown(), comparison);
             let file = OpenOptions::new().append(true).create(true).open(path);
             file.and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| failed(format!("--summary {}: {error}", path.display())))?;
+                .map_err(|error| {
+                    failed(format!(
+                        "--summary {}: {}",
+                        path.display(),
+                        with_advice(&error)
+                    ))
+                })?;
         }
-        let ended = match record.outcome {
-            Outcome::Exited(status) => Ended::by_program(status),
-            Outcome::Signalled(_) => Ended {
-                who: Who::Signal,
-                status: record.outcome.status(),
-            },
-        };
-        match comparison {
-            // Of a program that failed the counts mean little.
-            Some((name, one)) if one.fails() && ended == Ended::by_program(0) => {
-                complain(&format_args!("against {name}: {}", one.failure()));
-                Ok(Ended::by(Who::Gate))
-            }
-            _ => Ok(ended),
-        }
+        Ok(())
     }
 
     /// The files for other tools.

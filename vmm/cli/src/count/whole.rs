@@ -1,6 +1,5 @@
 //! Files that are written whole or not at all.
 
-use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::os::fd::AsFd;
@@ -9,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::ended::failed;
+use super::ended::{failed, with_advice};
+use super::partial;
 use crate::exit::UserError;
 
 /// Links that are followed at most.
