@@ -12,8 +12,8 @@ impl Sink for Nowhere {
     }
 }
 
-/// A request is its length in a byte, and so many bytes behind a header's own length, which is
-/// right: wrong ones are no requests.
+// A request is its length in a byte, and so many bytes behind a header's own length, which is
+// right: wrong ones are no requests.
 fuzz_target!(|data: &[u8]| {
     let mut tree = MemoryTree::default();
     tree.file("/usr/bin/true", &[1; 5000]);
