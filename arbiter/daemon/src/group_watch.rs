@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::ops::Bound;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId};
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll::EventFlags;
+use umpire_service::Poll;
 
 use crate::groups::Tree;
 use crate::journal::Entry;
@@ -43,7 +45,7 @@ struct Arrival {
 /// What is watched.
 #[derive(Debug)]
 pub(crate) struct Groups {
-    epoll: OwnedFd,
+    poll: Poll,
     most: usize,
     descriptors: usize,
     of_lease: BTreeMap<LeaseId, GroupId>,
@@ -61,7 +63,7 @@ impl Groups {
     /// The kernel has no epoll for it.
     pub(crate) fn new(most: usize) -> io::Result<Self> {
         Ok(Groups {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            poll: Poll::new()?,
             most,
             descriptors: 0,
             of_lease: BTreeMap::new(),
@@ -74,7 +76,7 @@ impl Groups {
 
     /// Can be read from when something has changed in a group.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.poll.as_fd()
     }
 
     /// Watches the groups of leases that came, and no more those of leases that ended.
@@ -127,8 +129,8 @@ impl Groups {
         let events = events
             .and_then(|()| self.events_of(service, group))
             .filter(|events| {
-                let data = epoll::EventData::new_u64(group.id.0);
-                epoll::add(&self.epoll, events, data, epoll::EventFlags::PRI).is_ok()
+                let watched = self.poll.watch(events, group.id.0, EventFlags::PRI);
+                watched.is_ok()
             });
         self.descriptors += usize::from(events.is_some());
         let watched = WatchedGroup {
@@ -167,14 +169,9 @@ impl Groups {
 
     /// Takes in what the kernel tells.
     pub(crate) fn hear(&mut self, service: &Service, now: BootTime) {
-        let none = epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        };
-        let mut events = [none; BATCH];
-        let count = epoll::wait(&self.epoll, &mut events[..], Some(&Timespec::default()));
-        for event in &events[..count.unwrap_or(0)] {
-            self.look_at(service, GroupId(event.data.u64()), now);
+        let come = self.poll.wait::<BATCH>(Some(Duration::ZERO));
+        for one in come.unwrap_or_default() {
+            self.look_at(service, GroupId(one.token), now);
         }
     }
 

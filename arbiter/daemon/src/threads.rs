@@ -7,10 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use arbiter_host::{LeaseId, Scope, ThreadId};
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use umpire_service::Poll;
 
 use crate::journal::{Entry, Stored};
 use crate::service::Service;
@@ -38,7 +40,7 @@ struct Watched {
 /// What is watched.
 #[derive(Debug)]
 pub(crate) struct Threads {
-    epoll: OwnedFd,
+    poll: Poll,
     most: usize,
     of_lease: BTreeMap<LeaseId, Vec<ThreadId>>,
     watched: BTreeMap<ThreadId, Watched>,
@@ -62,7 +64,7 @@ impl Threads {
     /// The kernel has no epoll for it.
     pub(crate) fn new(most: usize) -> io::Result<Self> {
         Ok(Threads {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            poll: Poll::new()?,
             most,
             of_lease: BTreeMap::new(),
             watched: BTreeMap::new(),
@@ -78,7 +80,7 @@ impl Threads {
 
     /// Can be read from when a thread has ended.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.poll.as_fd()
     }
 
     /// Watches the threads of leases that came, and no more those of leases that ended.
@@ -161,8 +163,7 @@ impl Threads {
         let descriptor = pidfd_open(pid, OF_THREAD).ok()?;
         let event = self.next_event;
         self.next_event += 1;
-        let data = epoll::EventData::new_u64(event);
-        epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN).ok()?;
+        self.poll.watch(&descriptor, event, EventFlags::IN).ok()?;
         Some((event, descriptor))
     }
 
@@ -192,15 +193,9 @@ impl Threads {
 
     /// Takes in what the kernel tells.
     pub(crate) fn hear(&mut self) {
-        let none = epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        };
-        let mut events = [none; BATCH];
-        let count = epoll::wait(&self.epoll, &mut events[..], Some(&Timespec::default()));
-        for event in &events[..count.unwrap_or(0)] {
-            let event = event.data.u64();
-            if let Some(&thread) = self.by_event.get(&event) {
+        let come = self.poll.wait::<BATCH>(Some(Duration::ZERO));
+        for one in come.unwrap_or_default() {
+            if let Some(&thread) = self.by_event.get(&one.token) {
                 self.has_ended(thread);
             }
         }

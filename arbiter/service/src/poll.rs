@@ -1,7 +1,7 @@
 //! What a server's thread waits for: its descriptors, each by a number of the server's.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +86,13 @@ impl Poll {
             }
         };
         Ok(events[..count].iter().map(happened).collect())
+    }
+}
+
+/// Can be read from when something has come.
+impl AsFd for Poll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 }
 
