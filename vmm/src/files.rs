@@ -19,6 +19,15 @@ pub fn no_file(path: &Path) -> io::Result<Option<&'static str>> {
     })
 }
 
+/// The folder that a path's last name is in.
+#[must_use]
+pub fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
 /// The text of a file of `most` bytes at most.
 ///
 /// # Errors

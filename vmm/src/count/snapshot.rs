@@ -29,6 +29,7 @@ use vm_memory::{
 use super::key::Key;
 use super::platform::DevicesState;
 use crate::emu::RoomState;
+use crate::files::folder_of;
 
 const MAGIC: &[u8; 16] = b"umpire snapshot\n";
 /// Of the layout, and of what the state holds.
@@ -169,10 +170,7 @@ pub(super) fn write(
 fn partial(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(path);
     match std::fs::remove_file(folder.join(&name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -8,6 +8,7 @@ use pmu_virt::{CorePmu, PmuModel, PmuState, StateError, VcpuPmu, Vendor};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::files::folder_of;
 use crate::kvm::VcpuId;
 
 /// What the file calls itself.
@@ -272,7 +273,7 @@ fn replace(path: &Path, document: &Document) -> io::Result<()> {
     file.write_all(&text)?;
     file.as_file().sync_all()?;
     file.persist(path)?;
-    File::open(folder(path))?.sync_all()
+    File::open(folder_of(path))?.sync_all()
 }
 
 /// Whether `path` could be written at the end of a run.
@@ -295,19 +296,12 @@ pub fn probe(path: &Path) -> io::Result<()> {
 fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".umpire-state-")
-        .tempfile_in(folder(path))
+        .tempfile_in(folder_of(path))
         .map_err(|error| match error.kind() {
             // Its name would be a riddle.
             io::ErrorKind::NotFound => io::Error::other("there is no such folder"),
             kind => kind.into(),
         })
-}
-
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    }
 }
 
 #[cfg(test)]

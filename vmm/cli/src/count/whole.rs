@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
+use vmm::files::folder_of;
 
 use super::ended::{failed, with_advice};
 use super::partial;
@@ -66,14 +67,6 @@ fn is_descriptor(path: &Path) -> bool {
         path = folder.join(next);
     }
     false
-}
-
-/// The folder in which a file is made anew.
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
 }
 
 /// Makes a file that takes another one's place in its end. Why it cannot is said without its name,
