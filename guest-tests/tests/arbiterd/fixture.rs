@@ -1,6 +1,7 @@
 //! An arbiter in a folder of its own.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +11,16 @@ use umpire_lease::{Arbiter, Counters, Held, Request};
 
 /// Nothing here takes as long.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// What starts a program as a user without any right.
+pub(crate) const AS_NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid",
+    "65534",
+    "--regid",
+    "65534",
+    "--clear-groups",
+];
 
 /// A running arbiter, which ends with this value.
 pub(crate) struct Daemon {
@@ -63,6 +74,13 @@ impl Daemon {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
+    }
+
+    /// Other users come to its socket too.
+    pub(crate) fn open_to_all(&self) {
+        for path in [self.folder.path(), &self.socket()] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("it is ours");
+        }
     }
 
     pub(crate) fn command(&self) -> Command {

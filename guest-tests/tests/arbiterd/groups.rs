@@ -12,7 +12,7 @@ use umpire_lease::{
     Arbiter, CallError, Counters, GroupsOut, Lease, LeaseScope, NoReply, Reason, Request,
 };
 
-use super::fixture::{Daemon, LONG};
+use super::fixture::{AS_NOBODY, Daemon, LONG};
 use super::python::python3;
 
 /// Where version 2 is mounted, whole.
@@ -327,29 +327,13 @@ fn ask(daemon: &Daemon, before: &[&str], request: &str) -> String {
     format!("{said}{}", String::from_utf8_lossy(&asked.stderr))
 }
 
-const AS_NOBODY: [&str; 6] = [
-    "setpriv",
-    "--reuid",
-    "65534",
-    "--regid",
-    "65534",
-    "--clear-groups",
-];
-
-fn open_to_all(daemon: &Daemon) {
-    use std::os::unix::fs::PermissionsExt;
-    for path in [daemon.folder.path(), &daemon.socket()] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("it is ours");
-    }
-}
-
 #[test]
 fn what_is_no_group_of_the_callers_is_refused_and_nothing_is_held() {
     let Some(mut slice) = Slice::new("what_is_no_group_of_the_callers") else {
         return;
     };
     let daemon = daemon(POLICY);
-    open_to_all(&daemon);
+    daemon.open_to_all();
     let job = slice.make("/job");
     for (path, why) in [
         (format!("{job}/../job"), "'.' or '..'"),

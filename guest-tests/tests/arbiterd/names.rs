@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use umpire_lease::{Counters, Held, LeaseScope, Next, Reason, Request, What};
 
-use super::fixture::{Daemon, LONG, programmable};
+use super::fixture::{AS_NOBODY, Daemon, LONG, programmable};
 use super::python::python3;
 
 /// Asks for three counters for a thread, and prints what comes of it: the second argument is
@@ -105,22 +105,7 @@ impl Asking {
     }
 }
 
-const AS_NOBODY: [&str; 6] = [
-    "setpriv",
-    "--reuid",
-    "65534",
-    "--regid",
-    "65534",
-    "--clear-groups",
-];
 const IN_NAMESPACE: [&str; 4] = ["unshare", "--pid", "--fork", "--mount-proc"];
-
-fn open_to_all(daemon: &Daemon) {
-    use std::os::unix::fs::PermissionsExt;
-    for path in [daemon.folder.path(), &daemon.socket()] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("it is ours");
-    }
-}
 
 #[test]
 fn numbers_of_threads_are_those_of_the_callers_namespace() {
@@ -161,7 +146,7 @@ fn numbers_of_threads_are_those_of_the_callers_namespace() {
         asking.end();
     }
     if can(name, &AS_NOBODY) {
-        open_to_all(&daemon);
+        daemon.open_to_all();
         let nobody: Vec<&str> = IN_NAMESPACE.iter().chain(&AS_NOBODY).copied().collect();
         let asking = Asking::new(&daemon, &nobody, "own", "");
         assert!(asking.said.starts_with("granted: "), "{}", asking.said);
@@ -200,7 +185,7 @@ fn all_users_that_a_namespace_does_not_know_are_nobody_of_it() {
     let nobody = "[[pmu]]\nprogrammable = 4\n[[tenant]]\nname = \"nobody\"\nusers = [65534]\n";
     let mut daemon = Daemon::in_folder(folder, &[], nobody);
     daemon.limited("exec unshare --user --map-root-user \"$0\" \"$@\"");
-    open_to_all(&daemon);
+    daemon.open_to_all();
     for uid in ["65534", "4711"] {
         let user = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups"];
         let asking = Asking::new(&daemon, &user, "own", "");
@@ -225,7 +210,7 @@ fn nothing_depends_on_how_a_thread_is_called() {
         return;
     }
     let daemon = daemon();
-    open_to_all(&daemon);
+    daemon.open_to_all();
     for bytes in [
         "",
         "42fc726f",
