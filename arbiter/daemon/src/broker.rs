@@ -4,19 +4,21 @@
 //! its own of the same event, by which it stops the event when the lease is lost, and looks
 //! whether somebody starts it again, for as long as there is something that it could count.
 
+mod inherited;
 mod lost;
 mod manager;
 mod opens;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
-use crate::budget::Handed;
-use arbiter_host::{BootTime, LeaseId, Reason};
+use crate::budget::{Follows, Handed};
+use arbiter_host::{BootTime, Group, LeaseId, Reason};
 use rustix::event::epoll::EventFlags;
 use umpire_lease::{EventReply, EventRequest};
 use umpire_service::{
@@ -24,8 +26,11 @@ use umpire_service::{
 };
 
 use crate::connections::is_passing;
+use crate::groups::LateTree;
 use crate::peer::{self, Client, NoThread, Started};
-use crate::service::{Allowed, Having, NoEvent, Service, Told};
+use crate::service::{Allowed, Having, NoEvent, Service, Told, has_left};
+use crate::task::Task;
+use inherited::{Root, may_have, meet};
 use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
 use manager::Whose;
@@ -35,8 +40,11 @@ use opens::{Opened, Opens, PendingEvent};
 const MOST_REQUEST: usize = 4096;
 /// Most events of a user.
 const MOST_EVENTS: usize = 1024;
+/// Of so many events of groups it is looked in one go whether their threads are there still.
+const LOOKS_AT: usize = 256;
 
 const FOREIGN: &str = "the thread is not one of the process that asks";
+const GONE: &str = "the thread has ended";
 
 const WORDING: Wording = Wording {
     option: "--socket",
@@ -68,6 +76,8 @@ struct OpenEvent {
     pid: u32,
     /// The thread that it counts, or the process that asked for one of a whole CPU.
     life: (u32, Option<Started>),
+    /// What its thread starts counts by it, too.
+    root: Option<Root>,
     /// When the process that asked was started. A thread of it that calls `execve` takes its
     /// number and its start, and the event goes along.
     process: Option<Started>,
@@ -86,6 +96,9 @@ pub(crate) struct Broker {
     most_lost: usize,
     excuses: Excuses,
     opens: Opens,
+    groups: LateTree,
+    /// Of which lease events were looked at last whether their threads are there still.
+    looked_at: Option<LeaseId>,
     /// Where names go that the service manager is to forget, if there is one.
     forgets: Option<Sender<String>>,
     /// The number of the last event that was asked for.
@@ -125,11 +138,16 @@ impl Broker {
     }
 
     /// `files`: the most that this process may have open. `managed`: the service manager
-    /// keeps events over a restart, if there is one.
+    /// keeps events over a restart, if there is one. The kernel's files are below `root`.
     ///
     /// # Errors
     /// There is no pipe or no thread for it.
-    pub(crate) fn new(listener: Listener, files: u64, managed: bool) -> io::Result<Self> {
+    pub(crate) fn new(
+        listener: Listener,
+        files: u64,
+        managed: bool,
+        root: &Path,
+    ) -> io::Result<Self> {
         let managed = managed && manager::is_there();
         Ok(Broker {
             listener,
@@ -138,7 +156,9 @@ impl Broker {
             lost: VecDeque::new(),
             most_lost: usize::try_from(files / 2).unwrap_or(usize::MAX),
             excuses: Excuses::default(),
-            opens: Opens::new()?,
+            opens: Opens::new(root)?,
+            groups: LateTree::new(root),
+            looked_at: None,
             forgets: managed.then(forgets).transpose()?,
             number: 0,
             store_full: false,
@@ -154,14 +174,14 @@ impl Broker {
         let pmu = |perf_type| service.config().pmu_of(arbiter.pmus(), perf_type);
         let known = events.into_iter();
         let known = known.filter_map(|(name, event)| manager::named(&name, event, pmu));
-        let known: BTreeMap<u64, OpenEvent> = known.collect();
+        let mut known: BTreeMap<u64, OpenEvent> = known.collect();
+        self.find_groups(&mut known, service);
         if !known.is_empty() {
             log::info!("{} events of before are known", known.len());
         }
         for (number, open) in known {
             self.number = self.number.max(number);
-            let holds = holds(service, open.allowed.lease);
-            if open.allowed.counter < holds {
+            if has(service, &open) {
                 self.have(open, now);
             } else {
                 let barred = service.is_barred(open.uid);
@@ -172,6 +192,48 @@ impl Broker {
             }
         }
         self.tell_taken(now);
+    }
+
+    /// Names have the numbers of groups alone: their paths are those of leases, or are looked for.
+    /// What is left of a group that is gone can count nothing any more.
+    fn find_groups(&mut self, known: &mut BTreeMap<u64, OpenEvent>, service: &Service) {
+        let mut groups = BTreeMap::new();
+        for lease in service.arbiter().leases() {
+            groups.extend(lease.terms.scope.group().map(|group| (group.id, group)));
+        }
+        let mut unknown = BTreeSet::new();
+        let of_known = known.values_mut();
+        for group in of_known.filter_map(|open| open.allowed.group.as_mut()) {
+            match groups.get(&group.id) {
+                Some(known) => *group = (*known).clone(),
+                None => {
+                    unknown.insert(group.id);
+                }
+            }
+        }
+        if unknown.is_empty() {
+            return;
+        }
+        let tree = self.groups.get().ok();
+        let Some(found) = tree.and_then(|tree| tree.numbered(&unknown)) else {
+            return;
+        };
+        let mut over = Vec::new();
+        for (number, open) in known.iter_mut() {
+            let group = open.allowed.group.as_mut();
+            let Some(group) = group.filter(|group| unknown.contains(&group.id)) else {
+                continue;
+            };
+            match found.iter().find(|found| found.id == group.id) {
+                Some(there) => *group = there.clone(),
+                None if open.root.is_none() || inherited::has_ended(open) => over.push(*number),
+                None => {}
+            }
+        }
+        for number in over {
+            let over = known.remove(&number);
+            self.forget(over.and_then(|open| open.name));
+        }
     }
 
     /// What has become of events, in its order: the service is to hear of it.
@@ -304,7 +366,7 @@ impl Broker {
         // Among those that are alike the last is in use.
         self.number += 1;
         let allowed = service.allow(&holder.client, &request, &mut self.looks)?;
-        let mut asked = self.asked(id, allowed, request, says)?;
+        let mut asked = self.asked(id, allowed, request, says, now)?;
         let uid = asked.client.uid;
         asked.name = asked.name.take().filter(|name| self.can_keep(uid, name));
         self.store_full |= self.forgets.is_some() && asked.name.is_none();
@@ -327,15 +389,22 @@ impl Broker {
         allowed: Allowed,
         request: EventRequest,
         says: Says<'_>,
+        now: u64,
     ) -> Result<PendingEvent, Box<NoEvent>> {
         let client = says.client;
         self.has_room(says)?;
         let thread = allowed.event.thread;
-        let before = thread.map(|thread| says.own_thread(thread)).transpose()?;
+        let before = thread
+            .map(|thread| says.thread_of(&allowed, thread))
+            .transpose()?;
         let holder = self.holders.get(&connection);
         if before == Some(None) || !holder.is_some_and(HolderSocket::is_there) {
             return Err(says.no(Reason::ForeignThread, FOREIGN));
         }
+        let process = match allowed.group.as_ref().and(thread) {
+            Some(thread) => Some(says.process(thread)?),
+            None => None,
+        };
         let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
         let started = before.flatten().or_else(|| client.started());
         if let (None, Some(why)) = (started, &client.not_seen) {
@@ -343,11 +412,14 @@ impl Broker {
             return Err(says.no(Reason::ForeignThread, &why));
         }
         let life = (counts, started);
+        let number = process.as_ref().map(|(number, _)| *number);
+        self.counts_by_no_other(&allowed, life, number, says)?;
         let whose = Whose {
             uid: client.uid,
             pid: client.pid,
             process: client.started(),
             life,
+            asked: inherited::tick_of(now),
         };
         let name = || manager::name(&allowed, &whose, self.number);
         Ok(PendingEvent {
@@ -355,10 +427,41 @@ impl Broker {
             client: client.clone(),
             request,
             before: before.flatten(),
+            process,
             life,
             name: self.forgets.as_ref().map(|_| name()),
             allowed,
         })
+    }
+
+    /// A thread that a group's event is for may count by one of the same counter already, which
+    /// somebody has whose thread has started it.
+    fn counts_by_no_other(
+        &self,
+        allowed: &Allowed,
+        life: (u32, Option<Started>),
+        process: Option<u32>,
+        says: Says<'_>,
+    ) -> Result<(), Box<NoEvent>> {
+        let Some(thread) = allowed.group.as_ref().and(allowed.event.thread) else {
+            return Ok(());
+        };
+        let of_lease = self.open.get(&allowed.lease).into_iter().flatten();
+        let mut others = of_lease.filter(|open| {
+            open.allowed.counter == allowed.counter
+                && meet(open.allowed.event.cpu, allowed.event.cpu)
+                && may_have(open, life, process)
+        });
+        let Some(other) = others.find(|other| !inherited::has_ended(other)) else {
+            return Ok(());
+        };
+        let (counter, (first, _)) = (allowed.counter, other.life);
+        let why = format!(
+            "thread {thread} was started when thread {first} had its event of counter {counter} \
+             already, and may count by that; name another counter, have each ask with follows \
+             'threads', or have all started before one asks"
+        );
+        Err(says.no(Reason::TooManyEvents, &why))
     }
 
     /// Whether the service manager may keep one more under this name, and an arbiter after this
@@ -394,12 +497,14 @@ impl Broker {
         for Opened {
             asked,
             event,
+            since,
             waits,
         } in self.opens.finished()
         {
             let uid = asked.client.uid;
             let (connection, name) = (asked.connection, asked.name.clone());
             let handed = if waits {
+                let event = event.map(|event| (event, since));
                 self.hand_over(asked, event, service, now)
             } else {
                 // It was told to try again: this one is closed.
@@ -439,7 +544,7 @@ impl Broker {
     fn hand_over(
         &mut self,
         asked: PendingEvent,
-        event: Result<Handed, String>,
+        event: Result<(Handed, Started), String>,
         service: &Service,
         now: u64,
     ) -> bool {
@@ -479,41 +584,51 @@ impl Broker {
     fn still(
         &mut self,
         asked: PendingEvent,
-        event: Result<Handed, String>,
+        event: Result<(Handed, Started), String>,
         service: &Service,
     ) -> Result<OpenEvent, Box<NoEvent>> {
         let client = &asked.client;
         let says = Says { service, client };
-        let event = event.map_err(|why| says.not_opened(&why))?;
+        let (event, since) = event.map_err(|why| says.not_opened(&why))?;
         // The lease may have gone meanwhile, or the number have become another thread's. It was
         // charged for the same look when it asked; nobody is for this one.
         let allowed = service.allow(client, &asked.request, &mut 0)?;
         let thread = allowed.event.thread;
-        let now_it = thread.map(|thread| says.own_thread(thread));
+        let now_it = thread.map(|thread| says.thread_of(&allowed, thread));
         let now_it = now_it.transpose()?.flatten();
         let holder = self.holders.get(&asked.connection);
-        if now_it != asked.before || !holder.is_some_and(HolderSocket::is_there) {
-            return Err(says.no(Reason::ForeignThread, FOREIGN));
+        let process = asked.process.as_ref();
+        let has_ended = process.is_some_and(|(_, process)| peer::has_ended(process));
+        if now_it != asked.before || has_ended || !holder.is_some_and(HolderSocket::is_there) {
+            let why = if process.is_some() { GONE } else { FOREIGN };
+            return Err(says.no(Reason::ForeignThread, why));
         }
         if allowed != asked.allowed {
             let why = "the lease has changed meanwhile; ask again";
             return Err(says.no(Reason::WrongGeneration, why));
         }
         self.has_room(says)?;
+        let number = process.map(|(number, _)| *number);
+        self.counts_by_no_other(&allowed, asked.life, number, says)?;
         let most = MostLost::of(self.most_lost);
-        let room = lost::make_room(&mut self.lost, most, client.uid);
+        let room = lost::make_room(&mut self.lost, most, client.uid, &mut self.groups);
         let Ok(gone) = room else {
             let why = "too many events that this user has lost could count still; end the \
                        processes that asked for them, and try again a minute later";
             return Err(says.no(Reason::TooManyEvents, why));
         };
         self.forget(gone.and_then(|gone| gone.name));
+        let root = (allowed.event.follows != Follows::Nothing).then_some(Root {
+            process: number,
+            since,
+        });
         Ok(OpenEvent {
             allowed,
             event,
             uid: client.uid,
             pid: client.pid,
             life: asked.life,
+            root,
             process: client.started(),
             name: asked.name,
         })
@@ -522,13 +637,12 @@ impl Broker {
     /// Somebody has it from now on. Who asks again for the same has the new event instead of
     /// the old one.
     fn have(&mut self, open: OpenEvent, now: u64) {
+        let process = open.root.and_then(|root| root.process);
         let same = |other: &mut OpenEvent| {
             let (a, b) = (&other.allowed, &open.allowed);
-            // One without a CPU, or without a thread, counts on each.
-            let meet = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
-            a.counter == b.counter
-                && meet(a.event.thread, b.event.thread)
-                && meet(a.event.cpu, b.event.cpu)
+            // One without a thread counts them all.
+            let meets = meet(a.event.thread, b.event.thread) || may_have(other, open.life, process);
+            a.counter == b.counter && meets && meet(a.event.cpu, b.event.cpu)
         };
         let of_lease = self.open.entry(open.allowed.lease).or_default();
         let replaced: Vec<OpenEvent> = of_lease.extract_if(.., same).collect();
@@ -545,19 +659,35 @@ impl Broker {
 
     /// Stops what leases do not hold any more, before somebody else is told that it has it.
     pub(crate) fn follow(&mut self, service: &Service, changed: &[LeaseId], now: u64) {
-        for id in changed {
-            let Some(events) = self.open.get_mut(id) else {
-                continue;
-            };
-            let holds = holds(service, *id);
-            let lost: Vec<OpenEvent> = events
-                .extract_if(.., |open| open.allowed.counter >= holds)
-                .collect();
-            if events.is_empty() {
-                self.open.remove(id);
-            }
-            self.lose(lost, now);
+        let mut all: BTreeSet<LeaseId> = changed.iter().copied().collect();
+        let inner = changed.iter().filter_map(|id| service.arbiter().lease(*id));
+        let inner = inner.filter_map(|lease| lease.terms.scope.group());
+        // What a lease has that came below another's group is not that one's meanwhile.
+        let inner: BTreeSet<_> = inner.flat_map(|group| &group.above).collect();
+        if !inner.is_empty() {
+            let is_above = |group: &Group| inner.contains(&group.id);
+            let open = self.open.iter();
+            let above = open.filter(|(_, events)| {
+                let first = events.first();
+                first.is_some_and(|open| open.allowed.group.as_ref().is_some_and(is_above))
+            });
+            all.extend(above.map(|(id, _)| *id));
         }
+        for id in all {
+            self.lose_of(id, now, |open| !has(service, open));
+        }
+    }
+
+    /// Stops those of a lease of which that is so.
+    fn lose_of(&mut self, id: LeaseId, now: u64, is_lost: impl Fn(&OpenEvent) -> bool) {
+        let Some(events) = self.open.get_mut(&id) else {
+            return;
+        };
+        let lost: Vec<OpenEvent> = events.extract_if(.., |open| is_lost(open)).collect();
+        if events.is_empty() {
+            self.open.remove(&id);
+        }
+        self.lose(lost, now);
     }
 
     fn lose(&mut self, events: Vec<OpenEvent>, now: u64) {
@@ -579,10 +709,41 @@ impl Broker {
         for &uid in forgiven {
             lost::forgive(&mut self.lost, uid, now);
         }
-        for over in lost::look(&mut self.lost, &mut self.excuses, &mut self.told, now) {
+        self.look_at_threads(now);
+        let (lost, excuses, told) = (&mut self.lost, &mut self.excuses, &mut self.told);
+        for over in lost::look(lost, excuses, told, &mut self.groups, now) {
             self.forget(over.name);
         }
         self.tell_taken(now);
+    }
+
+    /// Looks at the threads of groups' events: one that has moved out of the group has its event
+    /// stopped, and so has one that has ended and left nothing that could count.
+    fn look_at_threads(&mut self, now: u64) {
+        let mut left = LOOKS_AT;
+        let all: Vec<LeaseId> = self.open.keys().copied().collect();
+        let after = |id: &&LeaseId| self.looked_at.is_none_or(|last| **id > last);
+        let (next, before): (Vec<&LeaseId>, Vec<&LeaseId>) = all.iter().partition(after);
+        for &&id in next.iter().chain(&before) {
+            if left == 0 {
+                return;
+            }
+            self.looked_at = Some(id);
+            let events = self.open.get(&id).into_iter().flatten();
+            let of_threads = events.filter(|open| open.root.is_some());
+            let mut gone = BTreeSet::new();
+            for open in of_threads {
+                left = left.saturating_sub(1);
+                if has_left_group(open, &mut self.groups) {
+                    gone.insert(open.life.0);
+                }
+            }
+            if !gone.is_empty() {
+                self.lose_of(id, now, |open| {
+                    open.root.is_some() && gone.contains(&open.life.0)
+                });
+            }
+        }
     }
 }
 
@@ -596,10 +757,28 @@ impl OpenEvent {
     }
 }
 
-/// How many counters a lease holds, if it is there.
-fn holds(service: &Service, lease: LeaseId) -> usize {
-    let lease = service.arbiter().lease(lease);
-    lease.map_or(0, |lease| lease.holds)
+/// Whether an event's lease has its counter.
+fn has(service: &Service, open: &OpenEvent) -> bool {
+    let Allowed { lease, counter, .. } = open.allowed;
+    let (arbiter, cpu) = (service.arbiter(), open.allowed.event.cpu);
+    let lease = arbiter.lease(lease);
+    lease.is_some_and(|lease| has_left(arbiter, lease, counter, cpu))
+}
+
+/// Whether the thread of a group's event has moved out of the group, or can start nothing more
+/// that counts by it.
+fn has_left_group(open: &OpenEvent, groups: &mut LateTree) -> bool {
+    if inherited::has_ended(open) {
+        let follows = open.allowed.event.follows;
+        let process = open.root.and_then(|root| root.process);
+        // What the threads of a process have goes with the process.
+        return follows == Follows::Threads
+            && process.is_some_and(|process| matches!(Task::of(process), Ok(None)));
+    }
+    let group = open.allowed.group.as_ref();
+    let there = group.map(|group| groups.get()?.runs_in(open.life.0, group));
+    // One that cannot be looked at is there.
+    matches!(there, Some(Ok(false)))
 }
 
 /// Why a client does not get an event, in words.
@@ -621,15 +800,36 @@ impl Says<'_> {
         self.no(Reason::NotOpened, &why)
     }
 
-    /// When a thread of the client's was started. `None`: it is none of its.
+    /// When a thread was started that an event may be for: one of the client's, or in its lease's
+    /// group. `None`: it is none of these.
     ///
     /// # Errors
     /// It cannot be looked at.
-    fn own_thread(self, number: u32) -> Result<Option<Started>, Box<NoEvent>> {
-        peer::thread(number, self.client).map_err(|error| {
-            let why = NoThread::Unknown { number, error }.to_string();
-            self.no(Reason::ForeignThread, &why)
-        })
+    fn thread_of(self, of: &Allowed, number: u32) -> Result<Option<Started>, Box<NoEvent>> {
+        let started = match of.group {
+            None => peer::thread(number, self.client),
+            // Where it runs, and whose it is, was looked at when that was allowed.
+            Some(_) => Task::of(number).map(|task| task.map(|task| Started(task.id.started))),
+        };
+        started.map_err(|error| self.unknown(number, error))
+    }
+
+    /// The process of a thread: its number, and what stays the process's, whoever has the number
+    /// later.
+    ///
+    /// # Errors
+    /// It has ended, or cannot be looked at.
+    fn process(self, thread: u32) -> Result<(u32, Arc<OwnedFd>), Box<NoEvent>> {
+        let task = Task::of(thread).map_err(|error| self.unknown(thread, error))?;
+        let task = task.ok_or_else(|| self.no(Reason::ForeignThread, GONE))?;
+        let process = peer::open_process(task.process);
+        let process = process.map_err(|error| self.unknown(thread, error))?;
+        Ok((task.process, Arc::new(process)))
+    }
+
+    fn unknown(self, number: u32, error: io::Error) -> Box<NoEvent> {
+        let why = NoThread::Unknown { number, error }.to_string();
+        self.no(Reason::ForeignThread, &why)
     }
 }
 

@@ -40,7 +40,8 @@ mod watchdog;
 
 pub use arbiter_host::CpuSet;
 pub use calls::{
-    CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings, Target, Times,
+    CpuidLeaf, Errno, EventFd, EventSpec, Follows, HandedEvent, ProbeCalls, ProbeEvent, Rings,
+    Target, Times,
 };
 pub use capacity::{Capacity, Fixed};
 pub use file::FileError;

@@ -7,14 +7,13 @@ use std::fs::File;
 use std::io;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId};
 use rustix::event::epoll::EventFlags;
 use umpire_service::Poll;
 
-use crate::groups::Tree;
+use crate::groups::{Tree, is_populated};
 use crate::journal::Entry;
 use crate::service::Service;
 
@@ -254,15 +253,6 @@ impl Arrival {
             None | Some(false) => Some(Cause::GroupEmpty),
         }
     }
-}
-
-/// Whether something runs in the group; `None`: it is gone. What is read is not news any more.
-fn is_populated(events: &File) -> Option<bool> {
-    let mut text = [0; 256];
-    let length = events.read_at(&mut text, 0).ok()?;
-    let mut lines = text[..length].split(|byte| *byte == b'\n');
-    let line = lines.find_map(|line| line.strip_prefix(b"populated "))?;
-    Some(line != b"0")
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use arbiter_host::{Group, GroupId};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::hierarchies;
-use crate::task::Task;
+use crate::task::{self, Task};
 
 /// Groups are in no more others.
 pub(crate) const DEEPEST: usize = 64;
@@ -32,6 +33,9 @@ const THREADS: Most = Most {
     groups: 1024,
     numbers: 1 << 14,
 };
+
+/// Through so many groups of a host it is looked for those whose numbers alone are known.
+const MOST_GROUPS: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug)]
 struct Most {
@@ -186,6 +190,113 @@ impl Tree {
         };
         Ok(NamedGroup { folder, group })
     }
+
+    /// Whether something runs in a group or below it, whoever has its path now.
+    ///
+    /// # Errors
+    /// That cannot be seen.
+    pub(crate) fn state(&self, group: &Group) -> Result<GroupState, NoGroup> {
+        let named = match self.find(&group.path) {
+            Err(NoGroup::NotThere(_)) => return Ok(GroupState::Gone),
+            named => named?,
+        };
+        if named.group.id != group.id {
+            return Ok(GroupState::Gone);
+        }
+        let failed = |error| failed(&group.path, error);
+        let events = named.events().map_err(failed)?;
+        Ok(match is_populated(&events) {
+            Some(true) => GroupState::Runs,
+            Some(false) => GroupState::Empty,
+            None => GroupState::Gone,
+        })
+    }
+
+    /// Whether a thread runs in a group or below it.
+    ///
+    /// # Errors
+    /// That cannot be seen.
+    pub(crate) fn runs_in(&self, thread: u32, group: &Group) -> Result<bool, NoGroup> {
+        let path = match task::cgroup(thread) {
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            path => path.map_err(|error| NoGroup::Io(group.path.clone(), error))?,
+        };
+        let path = path.and_then(|path| String::from_utf8(path).ok());
+        match path.map(|path| self.find(&path)) {
+            None | Some(Err(NoGroup::Root(_) | NoGroup::NotThere(_))) => Ok(false),
+            Some(named) => {
+                let there = named?.group;
+                Ok(there.id == group.id || there.is_below(group))
+            }
+        }
+    }
+
+    /// The groups that have these numbers. `None`: there are more groups than are looked
+    /// through.
+    pub(crate) fn numbered(&self, numbers: &BTreeSet<GroupId>) -> Option<Vec<Group>> {
+        let mut found = Vec::new();
+        let mut paths = vec![PathBuf::from(".")];
+        let mut seen = 0;
+        while let Some(path) = paths.pop() {
+            seen += 1;
+            let read = below(&self.top, &path).and_then(|folder| {
+                let number = GroupId(fstat(&folder)?.st_ino);
+                Ok((
+                    number,
+                    folders(&folder, MOST_GROUPS - seen.min(MOST_GROUPS))?,
+                ))
+            });
+            // It was removed meanwhile.
+            let Ok((number, inside)) = read else { continue };
+            if numbers.contains(&number) {
+                let names = path.strip_prefix(".").ok()?.to_str();
+                found.extend(names.and_then(|names| self.find(&format!("/{names}")).ok()));
+            }
+            paths.extend(inside?.into_iter().map(|name| path.join(name)));
+            if seen + paths.len() > MOST_GROUPS {
+                return None;
+            }
+        }
+        Some(found.into_iter().map(|named| named.group).collect())
+    }
+}
+
+/// What is in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GroupState {
+    /// Something runs in it or below it.
+    Runs,
+    Empty,
+    /// It was removed; another may have its path.
+    Gone,
+}
+
+/// The groups of this host for whoever has no tree yet: they are looked for when one is asked
+/// for first.
+#[derive(Debug)]
+pub(crate) struct LateTree {
+    root: PathBuf,
+    tree: Option<Tree>,
+}
+
+impl LateTree {
+    /// The kernel's files are below `root`.
+    pub(crate) fn new(root: &Path) -> Self {
+        LateTree {
+            root: root.to_owned(),
+            tree: None,
+        }
+    }
+
+    /// # Errors
+    /// There is no hierarchy of version 2.
+    pub(crate) fn get(&mut self) -> Result<&Tree, NoGroup> {
+        if self.tree.is_none() {
+            self.tree = Some(Tree::open(&self.root)?);
+        }
+        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
+    }
 }
 
 /// The names that an absolute path is made of.
@@ -237,10 +348,25 @@ fn failed(path: &str, error: Errno) -> NoGroup {
     }
 }
 
+/// Whether something runs in the group of a `cgroup.events`; `None`: it is gone. What is read is
+/// not news any more.
+pub(crate) fn is_populated(events: &File) -> Option<bool> {
+    let mut text = [0; 256];
+    let length = events.read_at(&mut text, 0).ok()?;
+    let mut lines = text[..length].split(|byte| *byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(b"populated "))?;
+    Some(line != b"0")
+}
+
 impl NamedGroup {
     /// Its `cgroup.events`, which tells whether something runs in it.
     pub(crate) fn events(&self) -> rustix::io::Result<File> {
         file(&self.folder, "cgroup.events")
+    }
+
+    /// Its folder, to be read from: that is how perf_event_open(2) wants a group.
+    pub(crate) fn to_read(&self) -> rustix::io::Result<OwnedFd> {
+        to_read(&self.folder)
     }
 
     /// Whether it may be leased for that one: all that runs in it and below it is of it.
@@ -343,15 +469,14 @@ fn numbers_in(folder: &OwnedFd, name: &str, most: usize) -> rustix::io::Result<O
     Ok(Some(numbers).filter(|numbers| numbers.len() <= most))
 }
 
+fn to_read(folder: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat2(folder, ".", flags, Mode::empty(), ResolveFlags::BENEATH)
+}
+
 /// The names of the groups in one; `None`: they are more than `most`.
 fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Option<Vec<OsString>>> {
-    let all = openat2(
-        folder,
-        ".",
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::BENEATH,
-    )?;
+    let all = to_read(folder)?;
     let mut found = Vec::new();
     for entry in Dir::new(all)? {
         let entry = entry?;
@@ -400,6 +525,10 @@ mod tests {
     fn end(mut child: Child, folders: &[&Path]) {
         child.kill().expect("it runs");
         child.wait().expect("it ends");
+        end_all(folders);
+    }
+
+    fn end_all(folders: &[&Path]) {
         for folder in folders {
             while fs::remove_dir(folder)
                 .is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
@@ -455,5 +584,45 @@ mod tests {
         assert!(matches!(refused, Err(NoGroup::TooMany(_))), "{refused:?}");
         assert_eq!(found.expect("as many as may be"), BTreeSet::from([number]));
         assert!(looks > PROCESSES.groups as u64, "{looks}");
+    }
+
+    #[test]
+    fn a_group_is_known_by_its_number() {
+        let Some((folder, named)) = group("numbered") else {
+            return;
+        };
+        let tree = Tree::open(Path::new("/")).expect("it is there");
+        let inner = folder.join("inner");
+        fs::create_dir(&inner).expect("a group below it");
+        let state = |group: &Group| tree.state(group).expect("it can be seen");
+        assert_eq!(state(&named.group), GroupState::Empty);
+        let child = run(&inner);
+        assert_eq!(state(&named.group), GroupState::Runs);
+        let runs_in = |group: &Group| tree.runs_in(child.id(), group).expect("it can be seen");
+        let below = tree.find(&format!("{}/inner", named.group.path));
+        let below = below.expect("it was made").group;
+        assert!(runs_in(&named.group) && runs_in(&below));
+        assert!(
+            !tree
+                .runs_in(std::process::id(), &named.group)
+                .expect("it can be seen")
+        );
+        let numbers = BTreeSet::from([named.group.id, below.id, GroupId(u64::MAX)]);
+        let mut found = tree.numbered(&numbers).expect("there are not as many");
+        found.sort_by_key(|group| group.path.len());
+        assert_eq!(found, [named.group.clone(), below.clone()]);
+        assert!(named.to_read().is_ok());
+        let number = child.id();
+        end(child, &[&inner]);
+        assert!(
+            !tree
+                .runs_in(number, &named.group)
+                .expect("nobody runs there")
+        );
+        assert_eq!(state(&below), GroupState::Gone);
+        // Another of its name is another.
+        fs::create_dir(&inner).expect("a group of its name");
+        assert_eq!(state(&below), GroupState::Gone);
+        end_all(&[&inner, &folder]);
     }
 }

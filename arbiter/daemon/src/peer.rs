@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use arbiter_host::ThreadId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use umpire_service::Peer;
 
@@ -285,6 +286,15 @@ pub(crate) fn process(socket: &impl AsFd) -> io::Result<Option<OwnedFd>> {
 fn is_ended(error: &io::Error) -> bool {
     let ended = [Errno::INVAL, Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
     ended.contains(&error.raw_os_error())
+}
+
+/// A descriptor of the process that has this number now.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn open_process(number: u32) -> io::Result<OwnedFd> {
+    let number = i32::try_from(number).ok().and_then(Pid::from_raw);
+    Ok(pidfd_open(number.ok_or(Errno::SRCH)?, PidfdFlags::empty())?)
 }
 
 /// Whether the process of a descriptor has ended.

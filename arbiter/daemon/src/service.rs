@@ -41,11 +41,11 @@ use crate::journal::{Barred, Entry, Stored};
 use crate::metrics::{InUse, Metrics};
 use crate::peer::Client;
 use crate::probe::Seen;
-pub(crate) use barred::Taken;
+pub(crate) use barred::{Taken, TakenBy};
 use book::Book;
 use call::Call;
 pub(crate) use call::{Called, Calling, Method, owner};
-pub(crate) use events::{Allowed, Having, NoEvent, Told};
+pub(crate) use events::{Allowed, Having, NoEvent, Told, has_left};
 use kept::Kept;
 use listeners::{Listener, Listeners, Tells};
 use means::Meant;
@@ -842,7 +842,14 @@ impl Service {
             caller,
             request,
         };
-        let thread = || request.thread.map(|number| client.thread(number, looks));
+        let thread = |group: Option<&Group>| {
+            let task = client.thread(request.thread?, looks);
+            let (root, tree) = (&self.config.root, self.groups.as_ref());
+            Some(task.map(|task| {
+                let runs = group.map(|group| means::runs_in(&task, group, root, tree, looks));
+                (task, runs)
+            }))
+        };
         let allowed = self.bars.check(client.uid);
         let allowed = allowed.and_then(|()| asking.event(thread));
         allowed.map_err(|denial| {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use arbiter_host::ThreadId;
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -26,6 +26,9 @@ pub(crate) struct Task {
     pub(crate) inner: Option<u32>,
     /// It is ending, or runs no more and has its number until somebody has asked how it ended.
     pub(crate) ended: bool,
+    /// Its user may look into it: it runs no set-user-ID program, and nothing that its user may
+    /// not read. Of root's processes that cannot be told.
+    pub(crate) dumpable: bool,
 }
 
 impl Task {
@@ -72,14 +75,16 @@ impl Task {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = openat(CWD, folder, flags, Mode::empty())?;
         let (stat, status) = (read(&folder, "stat")?, read(&folder, "status")?);
-        Self::parse(number, &stat, &status).ok_or_else(|| {
+        // What cannot be dumped has root for the owner of its files: proc(5).
+        let owner = statat(&folder, "status", AtFlags::empty())?.st_uid;
+        Self::parse(number, &stat, &status, owner).ok_or_else(|| {
             let what = format!("the stat or status of thread {number} is not as proc(5) has it");
             io::Error::new(io::ErrorKind::InvalidData, what)
         })
     }
 
     /// By proc_pid_stat(5) and proc_pid_status(5).
-    fn parse(number: u32, stat: &[u8], status: &[u8]) -> Option<Self> {
+    fn parse(number: u32, stat: &[u8], status: &[u8], owner: u32) -> Option<Self> {
         /// `PF_EXITING` of the kernel's `<linux/sched.h>`.
         const EXITING: u64 = 0x4;
         // The name, which may hold anything, is field 2; fields 3, 9 and 22 are these.
@@ -91,10 +96,12 @@ impl Task {
             |name| line(status, name).map(|line| words(line).filter_map(parsed).collect());
         let four =
             |name| -> Option<Vec<u32>> { numbers(name).filter(|ids: &Vec<u32>| ids.len() == 4) };
+        let uids = four("Uid:")?;
         Some(Task {
+            dumpable: uids.get(1) == Some(&owner),
             id: ThreadId { number, started },
             process: numbers("Tgid:")?.first().copied()?,
-            uids: four("Uid:")?,
+            uids,
             gids: four("Gid:")?,
             inner: inner(status),
             ended: matches!(state, b"Z" | b"X") || flags & EXITING != 0,
@@ -206,21 +213,32 @@ mod tests {
             let stat = [b"9 (", name, b") S", after.as_bytes()].concat();
             let mut status = b"Name:\tB\xfcro \xd0\n".to_vec();
             status.extend(text("NSpid:\t9\n"));
-            let task = Task::parse(9, &stat, &status).expect("a thread");
+            let task = Task::parse(9, &stat, &status, 2).expect("a thread");
             assert_eq!((task.id.number, task.id.started), (9, 345), "{name:?}");
             assert_eq!(
                 (task.process, task.uids, task.ended),
                 (7, vec![1, 2, 3, 4], false)
             );
         }
+        // Its files are the effective user's, or root's if nobody may look into it.
+        let [plain, hidden] = [2, 0].map(|owner| {
+            let stat = [b"9 (x) S", after.as_bytes()].concat();
+            let task = Task::parse(9, &stat, &text(""), owner).expect("a thread");
+            task.dumpable
+        });
+        assert!(plain && !hidden);
         // Field 9 has the kernel's flags of it: one that is ending has 4 there.
         let ending = b"9 (x) R 1 1 1 0 -1 4210948 0 0 0 0 0 0 0 0 20 0 1 0 345 0 0\n";
-        let ending = Task::parse(9, ending, &text("")).expect("a thread");
+        let ending = Task::parse(9, ending, &text(""), 2).expect("a thread");
         assert!(ending.ended && ending.id.started == 345);
         let zombie = [b"9 (S) Z".as_slice(), after.as_bytes()].concat();
-        assert!(Task::parse(9, &zombie, &text("")).expect("a thread").ended);
-        assert_eq!(Task::parse(9, b"9 (x) S 1", &text("")), None);
-        assert_eq!(Task::parse(9, &zombie, b"Tgid:\t7\n"), None);
+        assert!(
+            Task::parse(9, &zombie, &text(""), 2)
+                .expect("a thread")
+                .ended
+        );
+        assert_eq!(Task::parse(9, b"9 (x) S 1", &text(""), 2), None);
+        assert_eq!(Task::parse(9, &zombie, b"Tgid:\t7\n", 2), None);
     }
 
     #[test]
@@ -232,7 +250,7 @@ mod tests {
             ("NSpid:\t9\t1\n", Some(1)),
             ("NSpid:\t9\t77\t3\n", Some(3)),
         ] {
-            let task = Task::parse(9, stat, &text(line)).expect("a thread");
+            let task = Task::parse(9, stat, &text(line), 2).expect("a thread");
             assert_eq!(task.inner, inner, "{line:?}");
         }
     }

@@ -364,7 +364,8 @@ messages! {
         generation: Option<u64>,
         /// Which of the lease's counters, from 0.
         counter: u32,
-        /// A thread of the caller's own; without one, all that runs on `cpu`.
+        /// A thread of the caller's own, or one that runs in the lease's control group; without
+        /// one, all that runs on `cpu`, of the group if the lease is for one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         thread: Option<u32>,
         /// A CPU of the lease; without one, all, if the lease is for all.
@@ -380,6 +381,10 @@ messages! {
         /// It overflows after so many.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         period: Option<u64>,
+        /// What of a group's thread counts along that it starts later: `children` (threads and
+        /// processes, without it) or `threads` (of its own process).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        follows: Option<String>,
     }
     /// The reply at the companion socket: a descriptor comes with it, or it says why not.
     EventReply {

@@ -3,12 +3,16 @@
 //! excused: who enables an event in the moment in which the lease ends is told soon enough.
 //! Whoever has it count after that has taken a counter that nobody gave.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::OpenEvent;
+use arbiter_host::Group;
+
+use super::{OpenEvent, inherited};
+use crate::budget::Follows;
+use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
-use crate::service::{Taken, Told};
+use crate::service::{Allowed, Taken, TakenBy, Told};
 use crate::task::Task;
 
 /// Most that a user has lost and that are still looked at.
@@ -109,7 +113,22 @@ impl Lost {
     }
 
     /// Whether there is nothing left that it could count.
-    fn is_over(&self) -> bool {
+    fn is_over(&self, groups: &mut LateTree) -> bool {
+        let allowed = &self.open.allowed;
+        let state = |group: &Group| groups.get().and_then(|tree| tree.state(group));
+        let state = allowed.group.as_ref().map(state);
+        let nothing_runs = matches!(state, Some(Ok(GroupState::Empty | GroupState::Gone)));
+        if self.open.root.is_some() {
+            // Nobody knows who has inherited it: only that it runs in the group, or has moved
+            // out of it.
+            let process = self.open.root.and_then(|root| root.process);
+            let with_process = allowed.event.follows == Follows::Threads
+                && process.is_some_and(|process| matches!(Task::of(process), Ok(None)));
+            return inherited::has_ended(&self.open) && (nothing_runs || with_process);
+        }
+        if matches!(state, Some(Ok(GroupState::Gone))) {
+            return true;
+        }
         let is_gone = |(number, started)| peer::is_gone(started, &Task::of(number));
         // A thread that has called `execve` has the number and the start of its process.
         is_gone(self.open.life) && is_gone((self.open.pid, self.open.process))
@@ -192,6 +211,7 @@ pub(super) fn make_room(
     lost: &mut VecDeque<Lost>,
     most: MostLost,
     uid: u32,
+    groups: &mut LateTree,
 ) -> Result<Option<OpenEvent>, ()> {
     let own = |one: &Lost| one.open.uid == uid;
     let of_user = lost.iter().filter(|one| own(one)).count();
@@ -199,7 +219,7 @@ pub(super) fn make_room(
         return Ok(None);
     }
     let all = lost.iter().enumerate().filter(|(_, one)| own(one));
-    let over = all.take(TRIES).find(|(_, one)| one.is_over());
+    let over = all.take(TRIES).find(|(_, one)| one.is_over(groups));
     let over = over.map(|(at, _)| at);
     let over = over.and_then(|at| lost.remove(at)).ok_or(())?;
     Ok(Some(over.open))
@@ -211,6 +231,7 @@ pub(super) fn look(
     lost: &mut VecDeque<Lost>,
     excuses: &mut Excuses,
     told: &mut Vec<Told>,
+    groups: &mut LateTree,
     now: u64,
 ) -> Vec<OpenEvent> {
     let mut over = Vec::new();
@@ -227,13 +248,13 @@ pub(super) fn look(
             told.push(Told::Outlived(one.open.having()));
         }
         if one.until <= now {
-            if one.is_over() {
+            if one.is_over(groups) {
                 over.push(one.open);
                 continue;
             }
             one.until = now.saturating_add(LIVES);
         }
-        if one.taken_until > now && one.is_over() {
+        if one.taken_until > now && one.is_over(groups) {
             // Its counter is free again, and nobody has to wait for the minute.
             over.push(one.open);
             continue;
@@ -245,7 +266,13 @@ pub(super) fn look(
 
 /// What is taken, and by whom.
 pub(super) fn taken(lost: &VecDeque<Lost>, now: u64) -> Vec<Taken> {
+    // Of a group each thread has one event of a counter at most, whosever it was at first.
+    let mut of_groups = BTreeSet::new();
     let taken = lost.iter().filter(|one| one.taken_until > now);
+    let taken = taken.filter(|one| {
+        let Allowed { lease, counter, .. } = one.open.allowed;
+        one.open.root.is_none() || of_groups.insert((lease, counter, one.open.allowed.event.cpu))
+    });
     taken
         .map(|one| Taken {
             uid: one.open.uid,
@@ -253,10 +280,18 @@ pub(super) fn taken(lost: &VecDeque<Lost>, now: u64) -> Vec<Taken> {
             lease: one.open.allowed.lease,
             pmu: one.open.allowed.pmu,
             counters: one.open.allowed.counters,
-            thread: one.open.allowed.event.thread,
+            by: taken_by(&one.open.allowed),
             cpu: one.open.allowed.event.cpu,
         })
         .collect()
+}
+
+fn taken_by(allowed: &Allowed) -> TakenBy {
+    match (&allowed.group, allowed.event.thread) {
+        (_, None) => TakenBy::Cpu,
+        (Some(group), Some(_)) => TakenBy::Group(group.id),
+        (None, Some(thread)) => TakenBy::Thread(thread),
+    }
 }
 
 /// An operator has forgiven a user: what it has lost is excused once more, and nothing of it

@@ -1,5 +1,7 @@
 //! Which looks are excused, what is taken, and for whom there is room.
 
+use std::path::Path;
+
 use crate::budget::Handed;
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
@@ -19,11 +21,13 @@ fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
             counter: 0,
             pmu: PmuId(0),
             counters: CounterSet::first(4, 0),
+            group: None,
             event,
         },
         uid: 7,
         pid: u32::MAX,
         life,
+        root: None,
         process: me().1,
         name: None,
     };
@@ -186,7 +190,8 @@ fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
         println!("skipped: a_lost_event_is_looked_at_while_there_is_something_to_count: no events");
         return;
     };
-    assert!(!lives.is_over() && gone.is_over());
+    let mut groups = LateTree::new(Path::new("/"));
+    assert!(!lives.is_over(&mut groups) && gone.is_over(&mut groups));
 }
 
 /// A thread that is not the first of its process takes the first one's number and start by
@@ -207,7 +212,8 @@ fn what_a_thread_has_that_calls_execve_is_not_over() {
             return;
         };
         (one.open.pid, one.open.process) = (pid, process);
-        assert_eq!(one.is_over(), over, "{pid} {process:?}");
+        let mut groups = LateTree::new(Path::new("/"));
+        assert_eq!(one.is_over(&mut groups), over, "{pid} {process:?}");
     }
 }
 
@@ -226,18 +232,20 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
         of_user: MOST_LOST,
         of_all,
     };
-    assert!(make_room(&mut many, all(4), 7).is_ok_and(|gone| gone.is_none()));
+    let mut groups = LateTree::new(Path::new("/"));
+    let mut room = |many: &mut VecDeque<Lost>, most, uid| make_room(many, most, uid, &mut groups);
+    assert!(room(&mut many, all(4), 7).is_ok_and(|gone| gone.is_none()));
     // Another user cannot have it.
-    assert!(make_room(&mut many, all(3), 8).is_err());
+    assert!(room(&mut many, all(3), 8).is_err());
     assert_eq!(since(&many), [0, 1, 2]);
-    assert!(make_room(&mut many, all(3), 7).is_ok_and(|gone| gone.is_some()));
+    assert!(room(&mut many, all(3), 7).is_ok_and(|gone| gone.is_some()));
     assert_eq!(since(&many), [0, 2]);
     // Nobody looks whether these were off for long.
-    assert!(make_room(&mut many, all(2), 7).is_err());
+    assert!(room(&mut many, all(2), 7).is_err());
     let of_user = MostLost {
         of_user: 2,
         of_all: 100,
     };
-    assert!(make_room(&mut many, of_user, 7).is_err());
+    assert!(room(&mut many, of_user, 7).is_err());
     assert_eq!(since(&many), [0, 2]);
 }

@@ -10,14 +10,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
 
 use arbiter::CounterSet;
-use arbiter_host::{LeaseId, PmuId};
+use arbiter_host::{Group, GroupId, LeaseId, PmuId};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::OpenEvent;
-use crate::budget::{EventSpec, Handed, HandedEvent, Rings};
+use super::inherited::Root;
+use crate::budget::{EventSpec, Follows, Handed, HandedEvent, Rings};
 use crate::manager::address;
 use crate::peer::Started;
 use crate::service::Allowed;
+use crate::task::Task;
 
 /// What the names of these begin with; others are not ours.
 pub(crate) const PREFIX: &str = "umpire-event-1";
@@ -86,8 +88,8 @@ fn send(text: &str, event: Option<BorrowedFd<'_>>) -> io::Result<()> {
 }
 
 /// The words of a name. Numbers that may be missing are `-` then. One of before Umpire kept
-/// the start of the process lacks the last.
-const WORDS: std::ops::RangeInclusive<usize> = 15..=16;
+/// the start of the process lacks the 16th; three more are for events of control groups alone.
+const WORDS: [usize; 3] = [15, 16, 19];
 
 /// Who has an event, and whose life it has.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,8 @@ pub(super) struct Whose {
     pub(super) process: Option<Started>,
     /// The thread that it counts, or the process, and when that was started.
     pub(super) life: (u32, Option<Started>),
+    /// In which tick it was asked for.
+    pub(super) asked: Started,
 }
 
 /// What a descriptor of the store is called: all that an arbiter which follows has to know.
@@ -108,6 +112,7 @@ pub(super) fn name(allowed: &Allowed, whose: &Whose, number: u64) -> String {
         pid,
         process,
         life: (thread, started),
+        asked,
     } = whose;
     let or_none = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
     let HandedEvent {
@@ -116,6 +121,7 @@ pub(super) fn name(allowed: &Allowed, whose: &Whose, number: u64) -> String {
         cpu,
         rings,
         period,
+        follows,
     } = &allowed.event;
     let rings = match rings {
         Rings::User => "user",
@@ -123,7 +129,7 @@ pub(super) fn name(allowed: &Allowed, whose: &Whose, number: u64) -> String {
         Rings::All => "all",
     };
     // Of 255 characters at most, and no colon.
-    [
+    let mut words = vec![
         PREFIX.to_owned(),
         number.to_string(),
         allowed.lease.0.to_string(),
@@ -140,8 +146,49 @@ pub(super) fn name(allowed: &Allowed, whose: &Whose, number: u64) -> String {
         spec.perf_type.to_string(),
         spec.config.to_string(),
         or_none(process.map(|process| process.0)),
-    ]
-    .join(".")
+    ];
+    if let Some(group) = &allowed.group {
+        // A path may be longer than a name.
+        let follows = match follows {
+            Follows::Nothing => "-",
+            Follows::Threads => "t",
+            Follows::Children => "c",
+        };
+        words.extend([
+            group.id.0.to_string(),
+            follows.to_owned(),
+            asked.0.to_string(),
+        ]);
+    }
+    words.join(".")
+}
+
+/// The group of a name, of which that has the number alone, what counts along, and since when.
+/// `None`: these words are no name of ours.
+fn of_group(words: &[&str]) -> Option<(Option<Group>, Follows, Started)> {
+    let &[number, follows, asked] = words else {
+        return words
+            .is_empty()
+            .then_some((None, Follows::Nothing, Started(0)));
+    };
+    let follows = match follows {
+        "-" => Follows::Nothing,
+        "t" => Follows::Threads,
+        "c" => Follows::Children,
+        _ => return None,
+    };
+    let group = Group {
+        id: GroupId(number.parse().ok()?),
+        above: Vec::new(),
+        path: String::new(),
+    };
+    Some((Some(group), follows, Started(asked.parse().ok()?)))
+}
+
+/// The process of a thread, if that is there still.
+fn process_of((thread, started): (u32, Option<Started>)) -> Option<u32> {
+    let task = Task::of(thread).ok()??;
+    (started == Some(Started(task.id.started))).then_some(task.process)
 }
 
 /// The event of a descriptor from the store, and its number. `None`: the name says nothing
@@ -175,7 +222,9 @@ pub(super) fn named(
         "all" => Rings::All,
         _ => return None,
     };
+    let (group, follows, since) = of_group(numbers.get(15..).unwrap_or_default())?;
     let allowed = Allowed {
+        group,
         lease: LeaseId(number(1)?),
         counter: usize::try_from(number(2)?).ok()?,
         pmu: pmu(small(12)?)?,
@@ -191,14 +240,20 @@ pub(super) fn named(
             cpu: maybe_small(9)?,
             rings,
             period: maybe(11)?,
+            follows,
         },
     };
+    let life = (small(6)?, maybe(7)?.map(Started));
     let open = OpenEvent {
         allowed,
         event,
         uid: small(4)?,
         pid: small(5)?,
-        life: (small(6)?, maybe(7)?.map(Started)),
+        root: (follows != Follows::Nothing).then(|| Root {
+            process: process_of(life),
+            since,
+        }),
+        life,
         process: match numbers.get(14) {
             None => None,
             Some(_) => maybe(14)?.map(Started),

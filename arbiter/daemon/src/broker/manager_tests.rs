@@ -17,6 +17,7 @@ pub(in crate::broker) fn thread_clock() -> HandedEvent {
         cpu: None,
         rings: Rings::User,
         period: None,
+        follows: Follows::Nothing,
     }
 }
 
@@ -29,13 +30,24 @@ fn allowed() -> impl Strategy<Value = Allowed> {
     let small = || proptest::option::of(any::<u32>());
     let what = (any::<u64>(), 0usize..128, any::<u64>(), any::<u32>());
     let event = (0u64..1 << 36, small(), small(), 0usize..3);
-    (what, event, proptest::option::of(any::<u64>())).prop_map(|(what, event, period)| {
+    let group = proptest::option::of((0u64..1 << 48, 0usize..3));
+    let of = (proptest::option::of(any::<u64>()), group);
+    (what, event, of).prop_map(|(what, event, (period, group))| {
+        let follows = [Follows::Nothing, Follows::Threads, Follows::Children];
+        let follows = group.map_or(Follows::Nothing, |(_, follows_at)| follows[follows_at]);
+        // Events of groups do not overflow.
+        let period = period.filter(|_| group.is_none());
         let ((lease, counter, counters, perf_type), (config, thread, cpu, rings)) = (what, event);
         Allowed {
             lease: LeaseId(lease),
             counter,
             pmu: PmuId(3),
             counters: CounterSet::from_bits(counters),
+            group: group.map(|(number, _)| Group {
+                id: GroupId(number),
+                above: Vec::new(),
+                path: String::new(),
+            }),
             event: HandedEvent {
                 spec: EventSpec {
                     perf_type,
@@ -47,6 +59,7 @@ fn allowed() -> impl Strategy<Value = Allowed> {
                 cpu,
                 rings: [Rings::User, Rings::Guest, Rings::All][rings],
                 period,
+                follows,
             },
         }
     })
@@ -60,9 +73,10 @@ proptest! {
         process in proptest::option::of(any::<u64>()),
         life in (any::<u32>(), proptest::option::of(any::<u64>())),
         number in any::<u64>(),
+        asked in 0u64..1 << 40,
     ) {
         let life = (life.0, life.1.map(Started));
-        let whose = Whose { uid: who.0, pid: who.1, process: process.map(Started), life };
+        let whose = Whose { uid: who.0, pid: who.1, process: process.map(Started), life, asked: Started(asked) };
         let text = name(&allowed, &whose, number);
         // sd_notify(3): what a name may be.
         prop_assert!(text.len() <= 255, "{}", text);
@@ -75,6 +89,8 @@ proptest! {
         prop_assert_eq!(&open.allowed, &allowed);
         prop_assert_eq!(((open.uid, open.pid), open.life), (who, life));
         prop_assert_eq!(open.process, process.map(Started));
+        let follows = allowed.event.follows != Follows::Nothing;
+        prop_assert_eq!(open.root.map(|root| root.since), follows.then_some(Started(asked)));
     }
 }
 
@@ -98,6 +114,18 @@ fn other_names_are_nobodys() {
     check(&format!("{whole}.-"), true);
     check(&format!("{whole}.x"), false);
     check(&format!("{whole}.1.1"), false);
+    // With a control group, what follows its thread, and since when.
+    for (of_group, expected) in [
+        ("99.c.5", true),
+        ("99.t.5", true),
+        ("99.-.5", true),
+        ("99.x.5", false),
+        ("x.c.5", false),
+        ("99.c.-", false),
+        ("99.c", false),
+    ] {
+        check(&format!("{whole}.1.{of_group}"), expected);
+    }
     check(
         &whole.replace(".user.", ".ring.").replace(".1000.", ".-."),
         false,

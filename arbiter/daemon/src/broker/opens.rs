@@ -4,15 +4,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
-use crate::budget::{Errno, Handed, HandedEvent, NotMeasured};
+use crate::budget::{Errno, Follows, Handed, NotMeasured};
+use arbiter_host::Group;
 use umpire_lease::EventRequest;
 
-use super::manager;
+use super::{inherited, manager};
+use crate::groups::Tree;
 use crate::peer::{Client, Started};
 use crate::service::Allowed;
 
@@ -29,6 +33,8 @@ pub(super) struct PendingEvent {
     pub(super) allowed: Allowed,
     /// When the thread was started, if the request names one.
     pub(super) before: Option<Started>,
+    /// The process of a group's thread: its number, and a descriptor by which it stays known.
+    pub(super) process: Option<(u32, Arc<OwnedFd>)>,
     /// The thread that it is to count, or the process that asks for one of a whole CPU.
     pub(super) life: (u32, Option<Started>),
     /// Its name in the service manager's store, if there is one.
@@ -40,6 +46,8 @@ pub(super) struct PendingEvent {
 pub(super) struct Opened {
     pub(super) asked: PendingEvent,
     pub(super) event: Result<Handed, String>,
+    /// Who was started in an earlier tick has not inherited it.
+    pub(super) since: Started,
     pub(super) waits: bool,
 }
 
@@ -54,25 +62,33 @@ struct Busy {
     name: Option<String>,
 }
 
+/// What the kernel has answered, and the tick before which all were started that have not
+/// inherited it.
+type Answer = (PendingEvent, Result<Handed, String>, Started);
+/// How an event is opened; the kernel's files are below the path.
+type Kernel = fn(&Allowed, &Path) -> Result<Handed, String>;
+
 /// All that are being opened.
 #[derive(Debug)]
 pub(super) struct Opens {
     busy: BTreeMap<u32, Busy>,
     behind: VecDeque<PendingEvent>,
-    sends: Sender<(PendingEvent, Result<Handed, String>)>,
-    done: Receiver<(PendingEvent, Result<Handed, String>)>,
+    sends: Sender<Answer>,
+    done: Receiver<Answer>,
     tells: UnixStream,
     told: UnixStream,
-    opens: fn(&HandedEvent) -> Result<Handed, Errno>,
+    opens: Kernel,
+    root: PathBuf,
 }
 
 impl Opens {
-    pub(super) fn new() -> io::Result<Self> {
-        Opens::with(Handed::open)
+    /// The kernel's files are below `root`.
+    pub(super) fn new(root: &Path) -> io::Result<Self> {
+        Opens::with(open, root)
     }
 
     /// The same with a kernel of the caller's choice.
-    pub(super) fn with(opens: fn(&HandedEvent) -> Result<Handed, Errno>) -> io::Result<Self> {
+    pub(super) fn with(opens: Kernel, root: &Path) -> io::Result<Self> {
         let (told, tells) = UnixStream::pair()?;
         told.set_nonblocking(true)?;
         tells.set_nonblocking(true)?;
@@ -85,6 +101,7 @@ impl Opens {
             tells,
             told,
             opens,
+            root: root.to_owned(),
         })
     }
 
@@ -113,15 +130,18 @@ impl Opens {
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, opens) = (self.sends.clone(), self.opens);
         let (uid, connection) = (asked.client.uid, asked.connection);
-        let name = asked.name.clone();
+        let (name, root) = (asked.name.clone(), self.root.clone());
         let body = move || {
-            let opened = opens(&asked.allowed.event);
+            let since = match asked.allowed.event.follows {
+                Follows::Nothing => Started(0),
+                Follows::Threads | Follows::Children => inherited::next_tick(),
+            };
+            let opened = opens(&asked.allowed, &root);
             if let (Ok(event), Some(name)) = (&opened, &asked.name) {
                 // Before anybody has it: an arbiter that follows this one knows it, too.
                 manager::keep(event, name);
             }
-            let opened = opened.map_err(|errno| NotMeasured::from(errno).to_string());
-            let _ = sends.send((asked, opened));
+            let _ = sends.send((asked, opened, since));
             // A pipe that is full tells it already.
             let _ = tells.write(&[1]);
         };
@@ -141,12 +161,13 @@ impl Opens {
     pub(super) fn finished(&mut self) -> Vec<Opened> {
         while self.told.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let mut finished = Vec::new();
-        while let Ok((asked, event)) = self.done.try_recv() {
+        while let Ok((asked, event, since)) = self.done.try_recv() {
             let busy = self.busy.remove(&asked.client.uid);
             finished.push(Opened {
                 waits: busy.is_some_and(|busy| busy.waits),
                 asked,
                 event,
+                since,
             });
         }
         finished
@@ -199,6 +220,39 @@ impl Opens {
     pub(super) fn leave(&mut self, connection: u64) {
         self.behind.retain(|one| one.connection != connection);
     }
+}
+
+/// Opens an event on the host's kernel.
+fn open(allowed: &Allowed, root: &Path) -> Result<Handed, String> {
+    let failed = |errno| NotMeasured::from(errno).to_string();
+    match (&allowed.group, allowed.event.thread) {
+        (Some(group), None) => {
+            let folder = folder(group, root)?;
+            let opened = Handed::open_for_group(&allowed.event, folder.as_fd());
+            opened.map_err(|errno| match errno {
+                // A group that is gone has no folder.
+                Errno(libc::ENOENT) => "this host has perf events for control groups of version \
+                                        1 alone (perf_event is mounted there, see /proc/cgroups); \
+                                        name a thread of the group, what it starts counts along"
+                    .to_owned(),
+                other => failed(other),
+            })
+        }
+        (None, _) | (_, Some(_)) => Handed::open(&allowed.event).map_err(failed),
+    }
+}
+
+/// The folder of a group, to be read from.
+fn folder(group: &Group, root: &Path) -> Result<OwnedFd, String> {
+    let named = Tree::open(root).and_then(|tree| tree.find(&group.path));
+    let named = named.map_err(|why| why.to_string())?;
+    if named.group.id != group.id {
+        return Err(format!(
+            "cgroup '{}' is gone, and another has its name",
+            group.path
+        ));
+    }
+    named.to_read().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::budget::{EventSpec, Rings};
+use crate::budget::{EventSpec, HandedEvent, Rings};
 use arbiter::CounterSet;
 use arbiter_host::{LeaseId, PmuId};
 
@@ -23,6 +23,7 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
         cpu: None,
         rings: Rings::User,
         period: None,
+        follows: Follows::Nothing,
     };
     PendingEvent {
         connection,
@@ -36,9 +37,11 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
             counter: 0,
             pmu: PmuId(0),
             counters: CounterSet::first(4, 0),
+            group: None,
             event,
         },
         before: None,
+        process: None,
         life: (1, None),
         name: None,
     }
@@ -60,13 +63,13 @@ fn finished(opens: &mut Opens, count: usize) -> Vec<Opened> {
 fn a_slow_kernel_costs_its_user_alone() {
     static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
     // User 7's thread is in execve.
-    fn kernel(event: &HandedEvent) -> Result<Handed, Errno> {
+    fn kernel(allowed: &Allowed, _: &Path) -> Result<Handed, String> {
         let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |goes: &mut bool| event.thread == Some(7) && !*goes;
+        let waits = |goes: &mut bool| allowed.event.thread == Some(7) && !*goes;
         drop(GOES.1.wait_while(goes, waits));
-        Err(Errno(1))
+        Err("no".to_owned())
     }
-    let mut opens = Opens::with(kernel).expect("a pipe");
+    let mut opens = Opens::with(kernel, Path::new("/")).expect("a pipe");
     let begun = Instant::now();
     assert!(opens.begin(asked(7, 1), 0).is_ok());
     // Its other connection stands behind; another user does not.
@@ -94,7 +97,7 @@ fn a_slow_kernel_costs_its_user_alone() {
 /// Two VMs of one user that ask in the same moment both get theirs.
 #[test]
 fn requests_of_one_user_have_their_turns() {
-    let mut opens = Opens::with(|_| Err(Errno(1))).expect("a pipe");
+    let mut opens = Opens::with(|_, _| Err("no".to_owned()), Path::new("/")).expect("a pipe");
     for connection in 1..=5 {
         assert!(opens.begin(asked(7, connection), 0).is_ok());
     }

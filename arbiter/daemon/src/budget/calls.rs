@@ -59,6 +59,21 @@ pub struct HandedEvent {
     pub rings: Rings,
     /// After so many it overflows, which says nothing but that.
     pub period: Option<u64>,
+    /// What else it counts of what its thread starts from then on.
+    pub follows: Follows,
+}
+
+/// Whose doings an event counts beside those of its thread: of what this one, and whatever
+/// counts by it, starts after the event was opened (`inherit` and `inherit_thread` of
+/// `perf_event_open(2)`). Not of what ran already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    /// Nothing else.
+    Nothing,
+    /// Threads of the same process. Linux 5.13 and later.
+    Threads,
+    /// Threads and processes.
+    Children,
 }
 
 /// An open event's file descriptor.

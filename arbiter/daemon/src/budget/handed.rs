@@ -19,7 +19,18 @@ impl Handed {
     /// # Errors
     /// What the kernel answered. A lack of counters shows in a read of the event only.
     pub fn open(event: &HandedEvent) -> Result<Self, Errno> {
-        sys::open_handed(event).map(|event| Handed { event })
+        sys::open_handed(event, None).map(|event| Handed { event })
+    }
+
+    /// Opens one for what runs in a control group, and in those below it, on the event's CPU.
+    /// `group`: its folder, which can be read from (`PERF_FLAG_PID_CGROUP` of
+    /// `perf_event_open(2)`; a descriptor of `O_PATH` is none for it).
+    ///
+    /// # Errors
+    /// What the kernel answered: `ENOENT` where control groups of this version do not have its
+    /// controller of perf events.
+    pub fn open_for_group(event: &HandedEvent, group: BorrowedFd<'_>) -> Result<Self, Errno> {
+        sys::open_handed(event, Some(group)).map(|event| Handed { event })
     }
 
     /// The event of a descriptor that a service manager has given to this process
@@ -39,8 +50,8 @@ impl Handed {
         sys::enable(self.as_fd())
     }
 
-    /// Stops it. Whoever has a descriptor can start it again, which shows in
-    /// [`Handed::enabled`].
+    /// Stops it, in all that counts by it. Whoever has a descriptor can start it again, which
+    /// shows in [`Handed::enabled`].
     ///
     /// # Errors
     /// What the kernel answered.
@@ -69,7 +80,7 @@ impl AsFd for Handed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::{EventSpec, Rings};
+    use crate::budget::{EventSpec, Follows, Rings};
 
     #[test]
     fn an_event_is_stopped_by_whoever_opened_it() {
@@ -85,6 +96,7 @@ mod tests {
             cpu: None,
             rings: Rings::User,
             period: None,
+            follows: Follows::Nothing,
         };
         let handed = match Handed::open(&event) {
             Ok(handed) => handed,

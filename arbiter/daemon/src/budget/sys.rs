@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use perf_event_open_sys::{bindings as abi, ioctls, perf_event_open};
 
 use crate::budget::{
-    CpuSet, CpuidLeaf, Errno, EventFd, EventSpec, HandedEvent, ProbeCalls, ProbeEvent, Rings,
-    Target, Times,
+    CpuSet, CpuidLeaf, Errno, EventFd, EventSpec, Follows, HandedEvent, ProbeCalls, ProbeEvent,
+    Rings, Target, Times,
 };
 
 /// The host's kernel.
@@ -57,7 +57,7 @@ impl ProbeCalls for HostCalls {
             // Uncore PMUs cannot leave anything out.
             Target::Cpu(cpu) => (-1, i32::try_from(cpu).map_err(|_| Errno(libc::EINVAL))?),
         };
-        open(&mut attr, pid, cpu).map(EventFd)
+        open(&mut attr, pid, cpu, 0).map(EventFd)
     }
 
     fn read(&mut self, event: EventFd) -> Result<Option<Times>, Errno> {
@@ -107,10 +107,16 @@ fn attributes(spec: &EventSpec) -> abi::perf_event_attr {
     attr
 }
 
-fn open(attr: &mut abi::perf_event_attr, pid: i32, cpu: i32) -> Result<libc::c_int, Errno> {
+fn open(
+    attr: &mut abi::perf_event_attr,
+    pid: i32,
+    cpu: i32,
+    flags: u32,
+) -> Result<libc::c_int, Errno> {
+    let flags = libc::c_ulong::from(flags | abi::PERF_FLAG_FD_CLOEXEC);
     // SAFETY: `attr` is initialised in full, its `size` is its own, and it outlives the
     // call. Without a mapped buffer the kernel writes no memory of ours for the event.
-    let fd = unsafe { perf_event_open(attr, pid, cpu, -1, abi::PERF_FLAG_FD_CLOEXEC.into()) };
+    let fd = unsafe { perf_event_open(attr, pid, cpu, -1, flags) };
     answer(fd)
 }
 
@@ -132,8 +138,12 @@ fn times(event: libc::c_int) -> Result<Option<Times>, Errno> {
     }
 }
 
-/// Opens an event for somebody else: pinned, and not enabled yet.
-pub(crate) fn open_handed(event: &HandedEvent) -> Result<OwnedFd, Errno> {
+/// Opens an event for somebody else: pinned, and not enabled yet. With the folder of a control
+/// group it counts what runs in that and below it on the event's CPU, and its thread says nothing.
+pub(crate) fn open_handed(
+    event: &HandedEvent,
+    group: Option<BorrowedFd<'_>>,
+) -> Result<OwnedFd, Errno> {
     let mut attr = attributes(&event.spec);
     attr.set_pinned(1);
     attr.set_disabled(1);
@@ -153,11 +163,23 @@ pub(crate) fn open_handed(event: &HandedEvent) -> Result<OwnedFd, Errno> {
         attr.__bindgen_anon_1.sample_period = period;
         attr.__bindgen_anon_2.wakeup_events = 1;
     }
+    match event.follows {
+        Follows::Nothing => {}
+        Follows::Threads => {
+            attr.set_inherit(1);
+            attr.set_inherit_thread(1);
+        }
+        Follows::Children => attr.set_inherit(1),
+    }
     let number = |number: Option<u32>| match number {
         None => Ok(-1),
         Some(number) => i32::try_from(number).map_err(|_| Errno(libc::EINVAL)),
     };
-    let fd = open(&mut attr, number(event.thread)?, number(event.cpu)?)?;
+    let (whose, flags) = match group {
+        Some(folder) => (folder.as_raw_fd(), abi::PERF_FLAG_PID_CGROUP),
+        None => (number(event.thread)?, 0),
+    };
+    let fd = open(&mut attr, whose, number(event.cpu)?, flags)?;
     // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

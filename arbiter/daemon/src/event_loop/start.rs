@@ -337,7 +337,8 @@ fn broker(
         return Ok(None);
     }
     let listener = Broker::listen(socket, access, closer)?;
-    let broker = Broker::new(listener, files, given.managed);
+    let root = desk.service().config().root.clone();
+    let broker = Broker::new(listener, files, given.managed, &root);
     let mut broker = broker.map_err(failed("the companion socket"))?;
     broker.restore(std::mem::take(&mut given.events), desk.service(), now().0);
     let service = desk.service_mut();

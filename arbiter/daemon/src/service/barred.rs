@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, PerKind};
-use arbiter_host::{CpuSet, HostArbiter, LeaseId, OutsiderKind, Place, PmuId, Reason};
+use arbiter_host::{CpuSet, GroupId, HostArbiter, LeaseId, OutsiderKind, Place, PmuId, Reason};
 use serde_json::{Value, json};
 use umpire_lease as wire;
 
@@ -20,8 +20,19 @@ pub(crate) struct Taken {
     pub(crate) lease: LeaseId,
     pub(crate) pmu: PmuId,
     pub(crate) counters: CounterSet,
-    pub(crate) thread: Option<u32>,
+    pub(crate) by: TakenBy,
     pub(crate) cpu: Option<u32>,
+}
+
+/// What an event that is taken counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TakenBy {
+    /// All that runs on its CPU.
+    Cpu,
+    Thread(u32),
+    /// A thread of a control group, and what it has started: each of these may have all that the
+    /// group has.
+    Group(GroupId),
 }
 
 /// Who has taken something, with which lease, and of which PMU.
@@ -217,41 +228,41 @@ impl Bars {
     }
 }
 
-/// What is taken of each place. Threads share a counter in time: it is what that one has
-/// which has most, and what is of the whole CPU.
+/// What is taken of each place. Threads share a counter in time, as groups do: it is what that one
+/// has which has most, and what is of the whole CPU.
 fn taken_at(taken: &[Taken], arbiter: &HostArbiter) -> BTreeMap<Place, Vec<CounterSet>> {
-    let mut anywhere: BTreeMap<(PmuId, u32), Vec<CounterSet>> = BTreeMap::new();
-    let mut here: BTreeMap<Place, BTreeMap<Option<u32>, Vec<CounterSet>>> = BTreeMap::new();
+    let mut anywhere: BTreeMap<(PmuId, TakenBy), Vec<CounterSet>> = BTreeMap::new();
+    let mut here: BTreeMap<Place, BTreeMap<TakenBy, Vec<CounterSet>>> = BTreeMap::new();
     for one in taken {
-        match (one.cpu, one.thread) {
-            (None, Some(thread)) => {
+        match (one.cpu, one.by) {
+            // There is no event of nothing.
+            (None, TakenBy::Cpu) => {}
+            (None, by) => {
                 anywhere
-                    .entry((one.pmu, thread))
+                    .entry((one.pmu, by))
                     .or_default()
                     .push(one.counters);
             }
-            // There is no event of nothing.
-            (None, None) => {}
-            (Some(cpu), thread) => {
+            (Some(cpu), by) => {
                 let place = arbiter.place(one.pmu, cpu);
                 let threads = place.map(|place| here.entry(place).or_default());
                 if let Some(threads) = threads {
-                    threads.entry(thread).or_default().push(one.counters);
+                    threads.entry(by).or_default().push(one.counters);
                 }
             }
         }
     }
     let mut at = BTreeMap::new();
     for (id, pmu) in (0u16..).map(PmuId).zip(arbiter.pmus()) {
-        let of_pmu = anywhere.range((id, 0)..=(id, u32::MAX));
+        let of_pmu = anywhere.iter().filter(|((pmu, _), _)| *pmu == id);
         let most = of_pmu.max_by_key(|(_, sets)| sets.len());
         let most = most.map(|(_, sets)| sets.clone()).unwrap_or_default();
         for domain in 0..u32::try_from(pmu.domains.len()).unwrap_or(0) {
             let place = Place { pmu: id, domain };
             let mut threads = here.remove(&place).unwrap_or_default();
-            let mut taken = threads.remove(&None).unwrap_or_default();
-            let also = threads.into_iter().map(|(thread, mut sets)| {
-                let wherever = thread.and_then(|thread| anywhere.get(&(id, thread)));
+            let mut taken = threads.remove(&TakenBy::Cpu).unwrap_or_default();
+            let also = threads.into_iter().map(|(by, mut sets)| {
+                let wherever = anywhere.get(&(id, by));
                 sets.extend(wherever.into_iter().flatten());
                 sets
             });

@@ -1,8 +1,8 @@
 //! What a user loses whose event counts on, and what others see of it.
 
-use crate::budget::{EventSpec, HandedEvent, Rings};
+use crate::budget::{EventSpec, Follows, HandedEvent, Rings};
 use arbiter::CounterSet;
-use arbiter_host::{CpuSet, HostArbiter, LeaseId, PmuId};
+use arbiter_host::{CpuSet, GroupId, HostArbiter, LeaseId, PmuId};
 use serde_json::{Value, json};
 use umpire_lease::INTERFACE;
 use varlink::{Reply, Request};
@@ -65,6 +65,7 @@ fn allowed(thread: Option<u32>, cpu: Option<u32>) -> Allowed {
         counter: 0,
         pmu: PmuId(0),
         counters: CounterSet::first(4, 0),
+        group: None,
         event: HandedEvent {
             spec: EventSpec {
                 perf_type: 1,
@@ -76,6 +77,7 @@ fn allowed(thread: Option<u32>, cpu: Option<u32>) -> Allowed {
             cpu,
             rings: Rings::User,
             period: None,
+            follows: Follows::Nothing,
         },
     }
 }
@@ -91,7 +93,7 @@ fn taken(thread: Option<u32>, cpu: Option<u32>) -> Taken {
         lease: LeaseId(1),
         pmu: PmuId(0),
         counters: CounterSet::first(4, 0),
-        thread,
+        by: thread.map_or(TakenBy::Cpu, TakenBy::Thread),
         cpu,
     }
 }
@@ -227,6 +229,15 @@ fn what_is_taken_is_taken_where_it_may_be() {
     check(vec![taken(one, Some(0)), taken(one, None)], [2, 1]);
     check(vec![taken(None, Some(1)), taken(one, Some(1))], [0, 2]);
     check(vec![taken(None, Some(1)), taken(one, None)], [1, 2]);
+    // What threads of a group have inherited they may all have; groups share it in time.
+    let of_group = |number, cpu| Taken {
+        by: TakenBy::Group(GroupId(number)),
+        ..taken(None, cpu)
+    };
+    check(vec![of_group(5, None), of_group(5, None)], [2, 2]);
+    check(vec![of_group(5, None), of_group(6, Some(1))], [1, 1]);
+    check(vec![of_group(5, None), of_group(5, Some(1))], [1, 2]);
+    check(vec![of_group(5, None), taken(one, None)], [1, 1]);
     // No more than there are; CPUs that are none.
     check(vec![taken(one, Some(0)); 99], [4, 0]);
     check(vec![taken(one, Some(9))], [0, 0]);

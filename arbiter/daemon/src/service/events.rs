@@ -1,11 +1,11 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use crate::budget::{EventSpec, Fixed, HandedEvent, Rings};
-use arbiter::{CounterId, CounterSet};
+use crate::budget::{EventSpec, Fixed, Follows, HandedEvent, Rings};
+use arbiter::{CounterId, CounterSet, PerKind};
 use arbiter_host::{
-    BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Reason, Scope,
-    TenantId,
+    BootTime, Caller, CpuSet, Demand, Group, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Reason,
+    Scope, TenantId,
 };
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
@@ -14,6 +14,7 @@ use super::barred::Taken;
 use super::said::Denial;
 use super::trail::name_of;
 use crate::config::ArbiterConfig;
+use crate::groups::NoGroup;
 use crate::peer::{Client, NoThread};
 use crate::task::Task;
 
@@ -33,6 +34,8 @@ pub(crate) struct Allowed {
     /// Those of the host that it may be on.
     pub(crate) pmu: PmuId,
     pub(crate) counters: CounterSet,
+    /// The control group of the lease, if it is for one.
+    pub(crate) group: Option<Group>,
     pub(crate) event: HandedEvent,
 }
 
@@ -91,7 +94,13 @@ impl Having {
     /// What the audit has of it.
     pub(super) fn record(&self, event: &str, tenant: Option<&str>) -> Value {
         let of = &self.allowed.event;
-        json!({
+        let group = self.allowed.group.as_ref();
+        let follows = match of.follows {
+            Follows::Nothing => None,
+            Follows::Threads => Some("threads"),
+            Follows::Children => Some("children"),
+        };
+        let mut record = json!({
             "event": event,
             "lease": self.allowed.lease.0,
             "tenant": tenant,
@@ -103,7 +112,12 @@ impl Having {
             "config": of.spec.config,
             "rings": format!("{:?}", of.rings).to_lowercase(),
             "period": of.period,
-        })
+        });
+        if let Some(group) = group {
+            record["cgroup"] = json!(group.path);
+            record["follows"] = json!(follows);
+        }
+        record
     }
 }
 
@@ -125,6 +139,9 @@ pub(super) fn tenant_of<'a>(
     name_of(arbiter, of_lease.or_else(of_user))
 }
 
+/// A thread, and whether it runs in the control group of a lease, if that is for one.
+pub(super) type Found = (Task, Option<Result<bool, NoGroup>>);
+
 /// A request for an event, and what it is judged by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asking<'a> {
@@ -138,22 +155,36 @@ pub(super) struct Asking<'a> {
 
 impl<'a> Asking<'a> {
     /// The event that the client may have. `thread`: the one that the request's number means, if
-    /// it means one. To find it takes time: nobody has that who may have no event in any case.
+    /// it means one, and whether it runs in the lease's group. To find it takes time: nobody has
+    /// that who may have no event in any case.
     ///
     /// # Errors
     /// It may have none.
     pub(super) fn event(
         self,
-        thread: impl FnOnce() -> Option<Result<Task, NoThread>>,
+        thread: impl FnOnce(Option<&Group>) -> Option<Result<Found, NoThread>>,
     ) -> Result<Allowed, Denial> {
         let lease = self.lease()?;
         self.opens_events(lease)?;
         let (counter, demand) = self.demand(lease)?;
         let pmu = &self.arbiter.pmus()[usize::from(demand.pmu.0)];
-        let thread = self.thread(lease, pmu, thread())?;
+        let group = lease.terms.scope.group();
+        let thread = match group {
+            None => {
+                let found = thread(None).map(|found| found.map(|(task, _)| task));
+                self.thread(lease, pmu, found)?
+            }
+            Some(group) => self.of_group(lease, group, thread(Some(group)))?,
+        };
         self.cpu(lease, pmu, thread.is_some())?;
         let rings = self.rings(pmu)?;
+        let follows = self.follows(group.is_some(), thread.is_some())?;
         let period = self.request.period;
+        if group.is_some() && period.is_some() {
+            return Err(Denial::wrong(
+                "events of a control group count, and do not overflow: leave period out",
+            ));
+        }
         if period.is_some_and(|period| period < LEAST_PERIOD) {
             return Err(Denial::wrong(format!(
                 "the period is {LEAST_PERIOD} counts at least"
@@ -164,6 +195,7 @@ impl<'a> Asking<'a> {
             counter,
             pmu: demand.pmu,
             counters: demand.counters,
+            group: group.cloned(),
             event: HandedEvent {
                 spec: EventSpec {
                     perf_type: self.perf_type(pmu)?,
@@ -175,6 +207,7 @@ impl<'a> Asking<'a> {
                 cpu: self.request.cpu,
                 rings,
                 period,
+                follows,
             },
         })
     }
@@ -206,7 +239,81 @@ impl<'a> Asking<'a> {
                 "the lease holds {holds} counters now, from 0 on, and {counter} is none of them"
             ))
         })?;
+        if !has_left(self.arbiter, lease, counter, self.request.cpu) {
+            let why = format!(
+                "leases of control groups below the lease's have what its counter {counter} would \
+                 need; the first ones are left for longest"
+            );
+            return Err(wire::Refusal::of(Reason::Held, why).into());
+        }
         Ok((counter, demand))
+    }
+
+    /// The thread in the lease's group that the event is for. `None`: it is for all that runs in
+    /// the group, which may be more than its owner could look into: set-user-ID programs, and
+    /// what others run there.
+    fn of_group(
+        self,
+        lease: &Lease,
+        group: &Group,
+        named: Option<Result<Found, NoThread>>,
+    ) -> Result<Option<u32>, Denial> {
+        let foreign = |why: String| Err(wire::Refusal::of(Reason::ForeignThread, why).into());
+        let Some(named) = named else {
+            let asked = lease.owner.by;
+            let has_asked = asked.is_some_and(|by| by.uid == self.caller.uid);
+            if self.caller.operator || has_asked {
+                return Ok(None);
+            }
+            return Err(Denial::wrong(
+                "events of all that runs in a control group are for operators, and for who has \
+                 asked for the lease for others; name a thread that runs there",
+            ));
+        };
+        let (task, runs) = match named {
+            Ok(found) => found,
+            Err(why) => return foreign(why.to_string()),
+        };
+        let number = task.id.number;
+        match runs {
+            Some(Ok(true)) => {}
+            Some(Err(why)) => return foreign(why.to_string()),
+            None | Some(Ok(false)) => {
+                return foreign(format!(
+                    "thread {number} does not run in cgroup '{}', nor below it",
+                    group.path
+                ));
+            }
+        }
+        let owner = lease.owner.uid;
+        if !self.caller.operator && !task.is_of(owner, None) {
+            return foreign(format!(
+                "thread {number} is not of user {owner} in each way (real, effective, saved), \
+                 whose lease this is"
+            ));
+        }
+        if !self.caller.operator && !task.dumpable {
+            return foreign(format!(
+                "nobody may look into the process of thread {number}: it runs a set-user-ID \
+                 program, or one that its user may not read (prctl(2), PR_SET_DUMPABLE)"
+            ));
+        }
+        Ok(Some(number))
+    }
+
+    fn follows(self, of_group: bool, of_thread: bool) -> Result<Follows, Denial> {
+        match self.request.follows.as_deref() {
+            None if of_group && of_thread => Ok(Follows::Children),
+            None => Ok(Follows::Nothing),
+            Some(_) if !of_group || !of_thread => Err(Denial::wrong(
+                "follows is for a thread of a control group's lease; leave it out",
+            )),
+            Some("children") => Ok(Follows::Children),
+            Some("threads") => Ok(Follows::Threads),
+            Some(other) => Err(Denial::wrong(format!(
+                "follows '{other}': give children or threads"
+            ))),
+        }
     }
 
     fn thread(
@@ -233,14 +340,9 @@ impl<'a> Asking<'a> {
                     "the lease is for threads: name one of them, which is the caller's own",
                 ));
             }
-            (Scope::Group(_), _) => {
-                return Err(Denial::wrong(
-                    "the lease is for a control group, for which the arbiter opens no events",
-                ));
-            }
             (Scope::Cpu, Some(_)) if pmu.for_threads => {}
             (Scope::Cpu, None) if self.caller.operator && self.request.thread.is_none() => {}
-            (Scope::Cpu, _) => {
+            (Scope::Cpu | Scope::Group(_), _) => {
                 return Err(Denial::wrong(
                     "events of whole CPUs are for operators; name a thread of the caller's own",
                 ));
@@ -289,6 +391,49 @@ impl<'a> Asking<'a> {
     }
 }
 
+/// Whether a lease has a counter for events of its own: it holds it, and of its kind there are
+/// more from that one on than leases of groups below its group need together, on that CPU or on
+/// any. Events of a group count what runs in those below it, too.
+pub(crate) fn has_left(
+    arbiter: &HostArbiter,
+    lease: &Lease,
+    counter: usize,
+    cpu: Option<u32>,
+) -> bool {
+    let held = lease.terms.demands.get(counter..lease.holds);
+    let Some((first, own)) = held.and_then(|held| Some((held.first()?, held))) else {
+        return false;
+    };
+    let Some(group) = lease.terms.scope.group() else {
+        return true;
+    };
+    let is_fixed = |demand: &Demand| PerKind::count(demand.counters).fixed > 0;
+    let count = |demands: &[Demand]| {
+        let alike = demands.iter();
+        alike
+            .filter(|demand| demand.pmu == first.pmu && is_fixed(demand) == is_fixed(first))
+            .count()
+    };
+    let here = |cpus: &CpuSet| match cpu {
+        Some(cpu) => cpus.contains(cpu),
+        None => cpus.iter().any(|cpu| lease.terms.cpus.contains(cpu)),
+    };
+    let below = arbiter.leases().filter_map(|other| {
+        let inner = other.terms.scope.group()?;
+        let needs = count(&other.terms.demands[..other.holds]);
+        (needs > 0 && inner.is_below(group) && here(&other.terms.cpus)).then_some((inner, needs))
+    });
+    let below: Vec<(&Group, usize)> = below.collect();
+    // On the way down to one of them.
+    let needs = below.iter().map(|(deepest, _)| {
+        let on_the_way = below.iter();
+        let on_the_way =
+            on_the_way.filter(|(one, _)| one.id == deepest.id || deepest.is_below(one));
+        on_the_way.map(|(_, needs)| needs).sum::<usize>()
+    });
+    count(own) > needs.max().unwrap_or(0)
+}
+
 /// What the event counts: a fixed-function counter says it itself.
 fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Denial> {
     let fixed = counters.iter().find_map(|counter| match counter {
@@ -327,6 +472,8 @@ fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Denial> {
 
 #[cfg(test)]
 mod tests {
+    use arbiter_host::{GroupId, Outcome, Owner, Terms, Waits};
+
     use super::*;
 
     #[test]
@@ -343,5 +490,81 @@ mod tests {
         assert!(config(fixed, Some(0xc4)).is_err());
         let fixed = CounterSet::first(0, 3);
         assert_eq!(config(fixed, Some(0x300)).ok(), Some(0x300));
+    }
+
+    /// A lease has four of a kind; of those below its group some need two, one and one.
+    #[test]
+    fn what_groups_below_need_is_not_the_outer_ones() {
+        let pmu = HostPmu {
+            name: "cpu".to_owned(),
+            counters: CounterSet::first(8, 2),
+            domains: (0..2).map(|cpu| CpuSet::from_iter([cpu])).collect(),
+            for_threads: true,
+        };
+        let policy = ArbiterConfig::default().policy;
+        let mut arbiter = HostArbiter::new(vec![pmu], policy).expect("the policy fits");
+        let group = |path: &str| {
+            let numbers = path
+                .split('/')
+                .skip(1)
+                .map(|name| name.parse().unwrap_or(0));
+            let mut above: Vec<GroupId> = numbers.map(GroupId).collect();
+            Group {
+                id: above.pop().expect("a name"),
+                above,
+                path: path.to_owned(),
+            }
+        };
+        let mut lease = |path: &str, programmable: usize, cpus: &[u32]| {
+            let counters = [CounterSet::first(0, 2)].into_iter();
+            let counters = counters.chain(vec![CounterSet::first(8, 0); programmable]);
+            let demands = counters.map(|counters| Demand {
+                pmu: PmuId(0),
+                counters,
+            });
+            let demands: Vec<Demand> = demands.skip(usize::from(path != "/1")).collect();
+            let terms = Terms {
+                at_least: demands.len(),
+                demands,
+                cpus: cpus.iter().copied().collect(),
+                scope: Scope::Group(group(path)),
+                guaranteed: true,
+                priority: 0,
+                preemptible: false,
+                lasts: None,
+                waits: Waits::No,
+            };
+            let owner = Owner {
+                tenant: TenantId(0),
+                uid: 7,
+                pid: 1,
+                label: String::new(),
+                by: None,
+            };
+            let granted = arbiter.request(owner, terms, BootTime(0), &mut Vec::new());
+            let Ok(Outcome::Granted { lease, .. }) = granted else {
+                panic!("{path}: {granted:?}");
+            };
+            let outer = arbiter.lease(LeaseId(1)).expect("the first");
+            let left = |cpu| -> Vec<usize> {
+                (0..9)
+                    .filter(|at| has_left(&arbiter, outer, *at, cpu))
+                    .collect()
+            };
+            // The fixed-function one is the first.
+            (lease, left(None), left(Some(0)))
+        };
+        let all = vec![0, 1, 2, 3, 4];
+        assert_eq!(
+            lease("/1", 4, &[0, 1]),
+            (LeaseId(1), all.clone(), all.clone())
+        );
+        assert_eq!(lease("/9", 2, &[0, 1]).1, all, "it is beside it");
+        assert_eq!(
+            lease("/1/2", 2, &[1]),
+            (LeaseId(3), vec![0, 1, 2], all.clone())
+        );
+        assert_eq!(lease("/1/4", 1, &[1]).1, [0, 1, 2], "groups share in time");
+        assert_eq!(lease("/1/2/3", 1, &[1]), (LeaseId(5), vec![0, 1], all));
     }
 }

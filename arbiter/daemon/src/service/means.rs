@@ -10,7 +10,7 @@ use super::call::Calling;
 use crate::convert::Means;
 use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree};
 use crate::peer::Client;
-use crate::task;
+use crate::task::{self, Task};
 
 pub(super) struct Meant<'a> {
     client: &'a Client,
@@ -148,6 +148,23 @@ impl<'a> Meant<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a thread runs in a leased group or below it. `tree`: where groups are, if that is
+/// known.
+pub(super) fn runs_in(
+    task: &Task,
+    group: &Group,
+    root: &Path,
+    tree: Option<&Tree>,
+    looks: &mut u64,
+) -> Result<bool, NoGroup> {
+    *looks += 1 + DEEPEST as u64 / 4;
+    if let Some(tree) = tree {
+        return tree.runs_in(task.id.number, group);
+    }
+    *looks += MOUNTS;
+    Tree::open(root)?.runs_in(task.id.number, group)
 }
 
 /// The path from the root of the hierarchy on.
