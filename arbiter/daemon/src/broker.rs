@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
@@ -34,7 +33,7 @@ use inherited::{Root, may_have, meet};
 use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
 use manager::Whose;
-use opens::{Opened, Opens, PendingEvent};
+use opens::{NewEvent, Opened, Opens, PendingEvent};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
@@ -412,8 +411,7 @@ impl Broker {
             return Err(says.no(Reason::ForeignThread, &why));
         }
         let life = (counts, started);
-        let number = process.as_ref().map(|(number, _)| *number);
-        self.counts_by_no_other(&allowed, life, number, says)?;
+        self.counts_by_no_other(&allowed, life, process, says)?;
         let whose = Whose {
             uid: client.uid,
             pid: client.pid,
@@ -497,14 +495,12 @@ impl Broker {
         for Opened {
             asked,
             event,
-            since,
             waits,
         } in self.opens.finished()
         {
             let uid = asked.client.uid;
             let (connection, name) = (asked.connection, asked.name.clone());
             let handed = if waits {
-                let event = event.map(|event| (event, since));
                 self.hand_over(asked, event, service, now)
             } else {
                 // It was told to try again: this one is closed.
@@ -544,7 +540,7 @@ impl Broker {
     fn hand_over(
         &mut self,
         asked: PendingEvent,
-        event: Result<(Handed, Started), String>,
+        event: Result<NewEvent, String>,
         service: &Service,
         now: u64,
     ) -> bool {
@@ -584,12 +580,12 @@ impl Broker {
     fn still(
         &mut self,
         asked: PendingEvent,
-        event: Result<(Handed, Started), String>,
+        event: Result<NewEvent, String>,
         service: &Service,
     ) -> Result<OpenEvent, Box<NoEvent>> {
         let client = &asked.client;
         let says = Says { service, client };
-        let (event, since) = event.map_err(|why| says.not_opened(&why))?;
+        let new = event.map_err(|why| says.not_opened(&why))?;
         // The lease may have gone meanwhile, or the number have become another thread's. It was
         // charged for the same look when it asked; nobody is for this one.
         let allowed = service.allow(client, &asked.request, &mut 0)?;
@@ -597,10 +593,13 @@ impl Broker {
         let now_it = thread.map(|thread| says.thread_of(&allowed, thread));
         let now_it = now_it.transpose()?.flatten();
         let holder = self.holders.get(&asked.connection);
-        let process = asked.process.as_ref();
-        let has_ended = process.is_some_and(|(_, process)| peer::has_ended(process));
+        let has_ended = new.process.as_ref().is_some_and(peer::has_ended);
         if now_it != asked.before || has_ended || !holder.is_some_and(HolderSocket::is_there) {
-            let why = if process.is_some() { GONE } else { FOREIGN };
+            let why = if asked.process.is_some() {
+                GONE
+            } else {
+                FOREIGN
+            };
             return Err(says.no(Reason::ForeignThread, why));
         }
         if allowed != asked.allowed {
@@ -608,8 +607,7 @@ impl Broker {
             return Err(says.no(Reason::WrongGeneration, why));
         }
         self.has_room(says)?;
-        let number = process.map(|(number, _)| *number);
-        self.counts_by_no_other(&allowed, asked.life, number, says)?;
+        self.counts_by_no_other(&allowed, asked.life, asked.process, says)?;
         let most = MostLost::of(self.most_lost);
         let room = lost::make_room(&mut self.lost, most, client.uid, &mut self.groups);
         let Ok(gone) = room else {
@@ -619,12 +617,12 @@ impl Broker {
         };
         self.forget(gone.and_then(|gone| gone.name));
         let root = (allowed.event.follows != Follows::Nothing).then_some(Root {
-            process: number,
-            since,
+            process: asked.process,
+            since: new.since,
         });
         Ok(OpenEvent {
             allowed,
-            event,
+            event: new.event,
             uid: client.uid,
             pid: client.pid,
             life: asked.life,
@@ -814,17 +812,14 @@ impl Says<'_> {
         started.map_err(|error| self.unknown(number, error))
     }
 
-    /// The process of a thread: its number, and what stays the process's, whoever has the number
-    /// later.
+    /// The process of a thread.
     ///
     /// # Errors
     /// It has ended, or cannot be looked at.
-    fn process(self, thread: u32) -> Result<(u32, Arc<OwnedFd>), Box<NoEvent>> {
+    fn process(self, thread: u32) -> Result<u32, Box<NoEvent>> {
         let task = Task::of(thread).map_err(|error| self.unknown(thread, error))?;
         let task = task.ok_or_else(|| self.no(Reason::ForeignThread, GONE))?;
-        let process = peer::open_process(task.process);
-        let process = process.map_err(|error| self.unknown(thread, error))?;
-        Ok((task.process, Arc::new(process)))
+        Ok(task.process)
     }
 
     fn unknown(self, number: u32, error: io::Error) -> Box<NoEvent> {

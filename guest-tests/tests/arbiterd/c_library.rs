@@ -50,7 +50,7 @@ fn program() -> &'static Path {
 }
 
 /// The program doing one of its tests.
-fn command(daemon: &Daemon, test: &str) -> Command {
+pub(super) fn command(daemon: &Daemon, test: &str) -> Command {
     let mut command = Command::new("timeout");
     command.arg("60").arg(program()).arg(test);
     command.env("UMPIRE_ARBITER", daemon.socket());

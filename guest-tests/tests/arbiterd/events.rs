@@ -56,7 +56,7 @@ fn request(held: &Held, counter: u32) -> EventRequest {
     }
 }
 
-fn spend() {
+pub(super) fn spend() {
     let mut sum = 0u64;
     for one in 0..3_000_000u64 {
         sum ^= std::hint::black_box(one);
@@ -65,7 +65,7 @@ fn spend() {
 }
 
 /// Count, time enabled, time counted.
-fn read(event: &OwnedFd) -> [u64; 3] {
+pub(super) fn read(event: &OwnedFd) -> [u64; 3] {
     let mut bytes = [0; 24];
     let mut file = File::from(event.try_clone().expect("a descriptor"));
     file.read_exact(&mut bytes).expect("a count");
@@ -76,7 +76,7 @@ fn read(event: &OwnedFd) -> [u64; 3] {
     })
 }
 
-fn enable(event: &OwnedFd) {
+pub(super) fn enable(event: &OwnedFd) {
     /// PERF_EVENT_IOC_ENABLE (`perf_event.h`): `_IO('$', 0)`.
     const ENABLE: libc::c_ulong = 0x2400;
     // SAFETY: the request has a number for its argument, and touches no memory of ours.
@@ -84,7 +84,7 @@ fn enable(event: &OwnedFd) {
     assert_eq!(done, 0, "it is an event");
 }
 
-fn refused(result: Result<OwnedFd, CallError>) -> (String, String) {
+pub(super) fn refused(result: Result<OwnedFd, CallError>) -> (String, String) {
     match result {
         Err(CallError::Refused(why)) => (why.reason.to_string(), why.message),
         other => panic!("{other:?}"),

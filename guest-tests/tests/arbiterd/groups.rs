@@ -28,15 +28,15 @@ fn top() -> Option<PathBuf> {
 }
 
 /// A group of the test's own, with all that is made and run below it.
-struct Slice {
-    folder: PathBuf,
+pub(super) struct Slice {
+    pub(super) folder: PathBuf,
     path: String,
     children: Vec<Child>,
 }
 
 impl Slice {
     /// `None`: there can be none here, as was said.
-    fn new(test: &str) -> Option<Self> {
+    pub(super) fn new(test: &str) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = format!("/umpire-test-{}-{next}", std::process::id());
@@ -58,7 +58,7 @@ impl Slice {
         format!("{}{below}", self.path)
     }
 
-    fn make(&self, below: &str) -> String {
+    pub(super) fn make(&self, below: &str) -> String {
         fs::create_dir(self.folder.join(&below[1..])).expect("a group");
         self.path(below)
     }
@@ -75,13 +75,35 @@ impl Slice {
 
     /// Runs a process in a group. Returns its place among those that were run.
     fn run(&mut self, below: &str) -> usize {
-        let mut command = Command::new("cat");
+        self.start(below, Command::new("cat"));
+        self.children.len() - 1
+    }
+
+    /// Runs a command in a group, and returns its process.
+    pub(super) fn start(&mut self, below: &str, mut command: Command) -> &mut Child {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-        let child = child.expect("cat starts");
+        let child = child.expect("it starts");
         let procs = self.folder.join(&below[1..]).join("cgroup.procs");
         fs::write(procs, child.id().to_string()).expect("it goes there");
         self.children.push(child);
-        self.children.len() - 1
+        self.last()
+    }
+
+    /// The process that was started last.
+    pub(super) fn last(&mut self) -> &mut Child {
+        self.children.last_mut().expect("one was started")
+    }
+
+    pub(super) fn child(&mut self, process: u32) -> &mut Child {
+        let mut all = self.children.iter_mut();
+        all.find(|child| child.id() == process)
+            .expect("it was started")
+    }
+
+    /// Has a process run in a group from now on.
+    pub(super) fn move_to(&self, below: &str, process: u32) {
+        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
+        fs::write(procs, process.to_string()).expect("it goes there");
     }
 
     fn kill(&mut self, child: usize) {
@@ -93,6 +115,8 @@ impl Slice {
 
 impl Drop for Slice {
     fn drop(&mut self) {
+        // What they have started ends with them.
+        let _ = fs::write(self.folder.join("cgroup.kill"), "1");
         (0..self.children.len()).for_each(|child| self.kill(child));
         remove_all(&self.folder);
     }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "umpire_lease.h"
 
@@ -117,6 +118,51 @@ static void events(void)
 	umpire_lease_free(low);
 }
 
+/* A lease of the group that is named, whose thread has an event; the group's lease is the
+ * group's. */
+static void perf(const char *cgroup, const char *thread)
+{
+	struct umpire_lease_terms terms = counters(2);
+	struct umpire_lease_perf perf;
+	struct umpire_lease_state state;
+	umpire_lease *lease;
+	uint64_t words[3];
+	int fd;
+
+	terms.cgroup = cgroup;
+	terms.cpus = NULL;
+	lease = umpire_lease_acquire(NULL, &terms);
+	assert(lease != NULL);
+	state = state_of(lease);
+	memset(&perf, 0, sizeof perf);
+	assert(umpire_lease_open(NULL, &perf) == -1 && errno == EINVAL);
+	perf.size = sizeof perf;
+	assert(umpire_lease_open(NULL, &perf) == -1 && errno == ENOENT);
+	perf.lease = state.id;
+	perf.thread = (uint32_t)strtoul(thread, NULL, 10);
+	perf.flags = 0x80;
+	assert(umpire_lease_open(NULL, &perf) == -1 && errno == EINVAL);
+	perf.flags = UMPIRE_PERF_GUEST | UMPIRE_PERF_ALL;
+	assert(umpire_lease_open(NULL, &perf) == -1 && errno == EINVAL);
+	perf.flags = 0;
+	perf.counter = 2;
+	assert(umpire_lease_open(NULL, &perf) == -1 && errno == EINVAL);
+	perf.counter = 1;
+	perf.flags = UMPIRE_PERF_THREADS;
+	fd = umpire_lease_open(NULL, &perf);
+	if (fd < 0 && strcmp(umpire_lease_reason(), "not-opened") == 0) {
+		printf("skipped: perf: %s\n", umpire_lease_error());
+		exit(0);
+	}
+	assert(fd >= 0 && read(fd, words, sizeof words) == sizeof words && words[0] == 0);
+	perf.flags = UMPIRE_PERF_ON_CPU;
+	perf.thread = 0;
+	perf.counter = 0;
+	fd = umpire_lease_open(NULL, &perf);
+	assert(fd >= 0 || strcmp(umpire_lease_reason(), "not-opened") == 0);
+	umpire_lease_free(lease);
+}
+
 static void wrong(void)
 {
 	struct umpire_lease_terms terms = counters(1);
@@ -226,6 +272,8 @@ int main(int argc, char **argv)
 		held();
 	else if (strcmp(test, "events") == 0)
 		events();
+	else if (strcmp(test, "perf") == 0 && argc == 4)
+		perf(argv[2], argv[3]);
 	else if (strcmp(test, "wrong") == 0)
 		wrong();
 	else if (strcmp(test, "restart") == 0)

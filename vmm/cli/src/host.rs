@@ -5,7 +5,7 @@ use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 use arbiter_host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
-use umpire_arbiterd::budget::{self, Handed, HandedEvent, NotMeasured, Rings};
+use umpire_arbiterd::budget::{self, Follows, Handed, HandedEvent, NotMeasured, Rings};
 use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
 use umpire_lease::{Counters, LeaseScope, Request};
 use umpire_tools::host::{self, HoldOptions, HostOptions};
@@ -417,6 +417,7 @@ fn hog_without_lease(flags: &HogFlags) -> Result<u8, UserError> {
                 cpu: Some(cpu),
                 rings: Rings::All,
                 period: None,
+                follows: Follows::Nothing,
             };
             let opened = Handed::open(&event).and_then(|event| {
                 event.enable()?;

@@ -7,7 +7,6 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
@@ -17,7 +16,7 @@ use umpire_lease::EventRequest;
 
 use super::{inherited, manager};
 use crate::groups::Tree;
-use crate::peer::{Client, Started};
+use crate::peer::{self, Client, Started};
 use crate::service::Allowed;
 
 /// So long a request waits for the kernel before its user is told, in nanoseconds.
@@ -33,8 +32,8 @@ pub(super) struct PendingEvent {
     pub(super) allowed: Allowed,
     /// When the thread was started, if the request names one.
     pub(super) before: Option<Started>,
-    /// The process of a group's thread: its number, and a descriptor by which it stays known.
-    pub(super) process: Option<(u32, Arc<OwnedFd>)>,
+    /// The process of a group's thread.
+    pub(super) process: Option<u32>,
     /// The thread that it is to count, or the process that asks for one of a whole CPU.
     pub(super) life: (u32, Option<Started>),
     /// Its name in the service manager's store, if there is one.
@@ -45,9 +44,7 @@ pub(super) struct PendingEvent {
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) asked: PendingEvent,
-    pub(super) event: Result<Handed, String>,
-    /// Who was started in an earlier tick has not inherited it.
-    pub(super) since: Started,
+    pub(super) event: Result<NewEvent, String>,
     pub(super) waits: bool,
 }
 
@@ -62,9 +59,18 @@ struct Busy {
     name: Option<String>,
 }
 
-/// What the kernel has answered, and the tick before which all were started that have not
-/// inherited it.
-type Answer = (PendingEvent, Result<Handed, String>, Started);
+/// An event that nobody has yet.
+#[derive(Debug)]
+pub(super) struct NewEvent {
+    pub(super) event: Handed,
+    /// Who was started in an earlier tick has not inherited it.
+    pub(super) since: Started,
+    /// The process of a group's thread, since before the event was opened: its number is no
+    /// other's as long as that lives.
+    pub(super) process: Option<OwnedFd>,
+}
+
+type Answer = (PendingEvent, Result<NewEvent, String>);
 /// How an event is opened; the kernel's files are below the path.
 type Kernel = fn(&Allowed, &Path) -> Result<Handed, String>;
 
@@ -132,16 +138,12 @@ impl Opens {
         let (uid, connection) = (asked.client.uid, asked.connection);
         let (name, root) = (asked.name.clone(), self.root.clone());
         let body = move || {
-            let since = match asked.allowed.event.follows {
-                Follows::Nothing => Started(0),
-                Follows::Threads | Follows::Children => inherited::next_tick(),
-            };
-            let opened = opens(&asked.allowed, &root);
-            if let (Ok(event), Some(name)) = (&opened, &asked.name) {
+            let opened = open_new(&asked, opens, &root);
+            if let (Ok(new), Some(name)) = (&opened, &asked.name) {
                 // Before anybody has it: an arbiter that follows this one knows it, too.
-                manager::keep(event, name);
+                manager::keep(&new.event, name);
             }
-            let _ = sends.send((asked, opened, since));
+            let _ = sends.send((asked, opened));
             // A pipe that is full tells it already.
             let _ = tells.write(&[1]);
         };
@@ -161,13 +163,12 @@ impl Opens {
     pub(super) fn finished(&mut self) -> Vec<Opened> {
         while self.told.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let mut finished = Vec::new();
-        while let Ok((asked, event, since)) = self.done.try_recv() {
+        while let Ok((asked, event)) = self.done.try_recv() {
             let busy = self.busy.remove(&asked.client.uid);
             finished.push(Opened {
                 waits: busy.is_some_and(|busy| busy.waits),
                 asked,
                 event,
-                since,
             });
         }
         finished
@@ -220,6 +221,21 @@ impl Opens {
     pub(super) fn leave(&mut self, connection: u64) {
         self.behind.retain(|one| one.connection != connection);
     }
+}
+
+/// Opens an event, in the order that keeps its thread the one that is meant.
+fn open_new(asked: &PendingEvent, opens: Kernel, root: &Path) -> Result<NewEvent, String> {
+    let process = asked.process.map(peer::open_process).transpose();
+    let process = process.map_err(|error| format!("the thread's process: {error}"))?;
+    let since = match asked.allowed.event.follows {
+        Follows::Nothing => Started(0),
+        Follows::Threads | Follows::Children => inherited::next_tick(),
+    };
+    Ok(NewEvent {
+        event: opens(&asked.allowed, root)?,
+        since,
+        process,
+    })
 }
 
 /// Opens an event on the host's kernel.

@@ -142,6 +142,34 @@ int umpire_lease_claim(umpire_lease *lease);
 /* Gives everything back, but for what a control group has. NULL is nothing. */
 void umpire_lease_free(umpire_lease *lease);
 
+#define UMPIRE_PERF_ON_CPU	0x1 /* Flag: on `cpu` only. */
+#define UMPIRE_PERF_OWN_EVENT	0x2 /* Flag: the fixed-function counter's own; config is 0. */
+#define UMPIRE_PERF_GUEST	0x4 /* Flag: what guests of KVM do, and nothing of the host. */
+#define UMPIRE_PERF_ALL		0x8 /* Flag: the kernel, too; for operators. */
+#define UMPIRE_PERF_THREADS	0x10 /* Flag: of what `thread` starts, only its process's threads. */
+
+/* A perf event of a lease. Set everything to 0 and `size` to sizeof(struct umpire_lease_perf). */
+struct umpire_lease_perf {
+	size_t size;
+	uint64_t lease;		/* its id: umpire_lease_get(), or of whoever has it */
+	uint64_t config;	/* the event, as the PMU has it */
+	uint64_t period;	/* it overflows after so many; 0: it counts */
+	uint32_t counter;	/* which of those that the lease holds, from 0 */
+	uint32_t flags;		/* UMPIRE_PERF_... */
+	uint32_t thread;	/* the caller's own, or one in the lease's control group, with what
+				   that starts; 0: all that runs on the CPU, of the group if
+				   the lease is for one */
+	uint32_t cpu;
+};
+
+/*
+ * Has the arbiter at `socket` (NULL as above) open an event of a lease: a descriptor of
+ * perf_event_open(2), pinned, disabled, and closed when a program is executed. A read has three
+ * words: the count, and the times it was enabled and counted. It cannot be taken back: whoever
+ * enables it after it was lost pays for it, as docs/reference/arbiterd.md says.
+ */
+int umpire_lease_open(const char *socket, const struct umpire_lease_perf *perf);
+
 /* Why the last call of this thread failed, in words; valid until its next call. */
 const char *umpire_lease_error(void);
 

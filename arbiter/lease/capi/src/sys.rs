@@ -3,11 +3,12 @@
 mod memory;
 
 use std::ffi::{c_char, c_int};
+use std::os::fd::IntoRawFd;
 use std::ptr::null_mut;
 use std::time::Duration;
 
 use errno::{Errno, set_errno};
-use umpire_lease::{Counters, Event, LeaseScope, Request, What};
+use umpire_lease::{Counters, Event, EventRequest, Events, LeaseScope, Request, What};
 
 use self::memory::{copy_in, copy_out, list, path, text, texts};
 use crate::failure::{self, Failure};
@@ -79,6 +80,26 @@ struct EventOut {
     reserved: u32,
     leaving_in_ms: u64,
     message: *const c_char,
+}
+
+const ON_CPU: u32 = 0x1;
+const OWN_EVENT: u32 = 0x2;
+const GUEST: u32 = 0x4;
+const ALL_RINGS: u32 = 0x8;
+const THREADS: u32 = 0x10;
+
+/// `struct umpire_lease_perf`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Perf {
+    size: usize,
+    lease: u64,
+    config: u64,
+    period: u64,
+    counter: u32,
+    flags: u32,
+    thread: u32,
+    cpu: u32,
 }
 
 /// What a call returns, and its failure where C looks for it.
@@ -257,6 +278,43 @@ extern "C" fn umpire_lease_free(of: *mut Handle) {
         // box, and is used no more.
         drop(unsafe { Box::from_raw(of) });
     }
+}
+
+/// The event that is asked for.
+fn event_request(perf: *const Perf) -> Result<EventRequest, Failure> {
+    let perf: Perf = copy_in(perf)?;
+    let has = |flag: u32| perf.flags & flag != 0;
+    let unknown = perf.flags & !(ON_CPU | OWN_EVENT | GUEST | ALL_RINGS | THREADS);
+    if unknown != 0 {
+        return Err(wrong(format!("flags {unknown:#x} of the event are not 0")));
+    }
+    let rings = match (has(GUEST), has(ALL_RINGS)) {
+        (true, true) => return Err(wrong("UMPIRE_PERF_GUEST and UMPIRE_PERF_ALL: give one")),
+        (true, false) => Some("guest"),
+        (false, true) => Some("all"),
+        (false, false) => None,
+    };
+    Ok(EventRequest {
+        lease: perf.lease,
+        generation: None,
+        counter: perf.counter,
+        thread: Some(perf.thread).filter(|thread| *thread != 0),
+        cpu: has(ON_CPU).then_some(perf.cpu),
+        config: (!has(OWN_EVENT)).then_some(perf.config),
+        rings: rings.map(str::to_owned),
+        period: Some(perf.period).filter(|period| *period != 0),
+        follows: has(THREADS).then(|| "threads".to_owned()),
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umpire_lease_open(socket: *const c_char, perf: *const Perf) -> c_int {
+    done(-1, || {
+        let request = event_request(perf)?;
+        let socket = path(socket).unwrap_or_else(umpire_lease::default_socket);
+        let event = Events::connect(&socket)?.open(&request)?;
+        Ok(event.into_raw_fd())
+    })
 }
 
 #[unsafe(no_mangle)]
