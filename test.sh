@@ -34,9 +34,13 @@ most=1
 # What a first try came to, of suites that have a second one at the end.
 declare -A first_tries=()
 once_more=()
+# What is fetched while the build runs.
+installing= fetching=
 
 leave() {
     local process
+    # apt itself goes on: a package is not left half installed.
+    kill $installing $fetching 2>/dev/null
     for process in "${!lanes[@]}"; do
         # Each has its time-out as its child, which ends the suite.
         kill $(cat "/proc/$process/task/$process/children" 2>/dev/null) 2>/dev/null
@@ -438,7 +442,9 @@ micro_suites() {
 
 if [ -z "$quick" ]; then
     install_missing
-    install_for_tests
+    # These are packages, and the build is processor time: one does not wait for the other.
+    install_for_tests >"$logs/installing.log" 2>&1 &
+    installing=$!
 fi
 check_rust
 [ -n "$quick" ] || install_target
@@ -453,6 +459,15 @@ else
     export UMPIRE_NOT_OPTIMISED
     cp -f "$(built false "$logs/build.json" | awk '$2 == "bin" && $3 == "umpire" { print $4 }')" \
         "$UMPIRE_NOT_OPTIMISED" || give_up "umpire was not found in $logs/build.json"
+    wait "$installing"
+    installing=
+    cat "$logs/installing.log"
+    # A copy, for the second program of the name takes this one's place too.
+    cp -f "$(built false "$logs/build.json" | awk '$2 == "bin" && $3 == "l1" { print $4 }')" \
+        "$logs/l1" || give_up "l1 was not found in $logs/build.json"
+    echo "fetching L1's packages, unless they are in the cache (log: $logs/fetch.log) …"
+    timeout 900 "$logs/l1" --fetch-only >"$logs/fetch.log" 2>&1 </dev/null &
+    fetching=$!
     build guests --config guest-tests/guests.toml --workspace --lib --bins \
         --test suites --test micro --test perfmon
 fi
@@ -571,11 +586,11 @@ if [ -n "$quick" ]; then
     finish
 fi
 
-echo "fetching L1's packages, unless they are in the cache (log: $logs/fetch.log) …"
-timeout 600 "$l1" --fetch-only >"$logs/fetch.log" 2>&1 </dev/null || {
+wait "$fetching" || {
     tail -n 5 "$logs/fetch.log" | sed 's/^/    | /'
     l1_missing="L1 cannot be built here, see $logs/fetch.log; it needs apt with a Debian mirror"
 }
+fetching=
 all=$(printf '%s\n' $units harness documentation $micro $(sed 's/$/-in-l1/' <<<"$micro") \
     kernels-on-emu $modules)
 for name in $beside; do
