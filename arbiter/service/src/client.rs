@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketType, recv, recvmsg, send, sendmsg, shutdown,
-    sockopt::socket_type,
+    sockopt::{set_socket_passcred, socket_type},
 };
 
 use crate::closer::Closer;
@@ -102,11 +102,8 @@ impl ClientSocket {
     /// Nothing has come, or the connection has failed.
     pub fn receive(&self, mut buffer: &mut [u8]) -> io::Result<Received> {
         if self.may_carry && self.closer.takes_none(self.user) {
-            // Without room for descriptors it says that there are some, and closes none.
-            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-            let mut none = RecvAncillaryBuffer::default();
-            let seen = recvmsg(self, &mut [IoSliceMut::new(buffer)], &mut none, flags)?;
-            if seen.flags.contains(ReturnFlags::CTRUNC) {
+            let seen = peek(self, buffer)?;
+            if seen.cut {
                 return Ok(self.received(0, true));
             }
             if !self.packets {
@@ -199,28 +196,54 @@ pub fn send_packet(
     Ok(())
 }
 
-/// Whether nothing is left on a stream that was shut down, after what has no descriptors along
+/// Whether nothing is left on a connection that was shut down, after what has no descriptors along
 /// was taken away: then nobody waits for its close.
 fn is_empty(socket: &OwnedFd) -> bool {
-    // A packet without bytes looks like the end, and descriptors may have come with it.
-    if socket_type(socket) != Ok(SocketType::STREAM) {
-        return false;
-    }
+    let packets = match socket_type(socket) {
+        Ok(SocketType::STREAM) => false,
+        Ok(SocketType::SEQPACKET) => true,
+        _ => return false,
+    };
     let mut bytes = [0; 16 * 1024];
     // As much as the kernel keeps of one connection, about.
     for _ in 0..32 {
-        // Without room for descriptors it says that there are some, and closes none.
-        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        let mut none = RecvAncillaryBuffer::default();
-        let seen = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut none, flags);
-        match seen {
-            Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => return false,
-            Ok(seen) if seen.bytes == 0 => return true,
+        match peek(socket, &mut bytes) {
+            Ok(seen) if seen.cut => return false,
+            // A packet without bytes looks like the end, and descriptors may be behind it.
+            Ok(seen) if seen.bytes == 0 && !(packets && has_packet(socket)) => return true,
             Ok(seen) if recv(socket, &mut bytes[..seen.bytes], RecvFlags::DONTWAIT).is_ok() => {}
+            // The client has not read all, which is told once.
+            Err(Errno::CONNRESET) => {}
             _ => return false,
         }
     }
     false
+}
+
+/// What is first on a connection, and stays there.
+struct Peeked {
+    bytes: usize,
+    /// Something comes along, for which there is no room here, and which is not closed.
+    cut: bool,
+}
+
+fn peek(socket: &impl AsFd, bytes: &mut [u8]) -> rustix::io::Result<Peeked> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let mut none = RecvAncillaryBuffer::default();
+    let seen = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut none, flags)?;
+    Ok(Peeked {
+        bytes: seen.bytes,
+        cut: seen.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// Whether there is a packet, also one without bytes: who has sent it would come along, if that
+/// is asked for, and nothing comes along with the end.
+fn has_packet(socket: &OwnedFd) -> bool {
+    let seen = set_socket_passcred(socket, true).and_then(|()| peek(socket, &mut []));
+    let _ = set_socket_passcred(socket, false);
+    // What cannot be told may be one.
+    seen.map_or(true, |seen| seen.cut)
 }
 
 /// The kernel takes no descriptors on this socket, nor on those that connect to it, where it can
@@ -411,25 +434,72 @@ mod tests {
         }
     }
 
-    /// Bytes alone are not waited for, in front of descriptors or not.
+    /// Bytes alone are not waited for, in front of descriptors or not, nor are empty packets.
     #[test]
     fn a_connection_is_closed_at_once_unless_descriptors_are_left() {
         let closer = Closer::new(1 << 20);
         let (slow, _peer) = lingering(Duration::from_secs(3));
-        for (bytes, count) in [(0, 0), (1, 0), (70_000, 0), (0, 1), (70_000, MOST_RECEIVED)] {
-            let (client, server) = pair(SocketType::STREAM, &closer);
-            if bytes > 0 {
-                send(&client, &vec![b'x'; bytes], &slow, 0).unwrap();
+        let all: [&[(usize, usize)]; 7] = [
+            &[],
+            &[(1, 0)],
+            &[(70_000, 0)],
+            &[(1, 1)],
+            &[(70_000, 0), (1, MOST_RECEIVED)],
+            &[(0, 0), (3, 0), (0, 0)],
+            &[(0, 0), (3, 0), (0, 0), (0, 1)],
+        ];
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+            for sent in all {
+                let (client, server) = pair(kind, &closer);
+                // Of a stream nothing without bytes arrives.
+                let arrives = |bytes| kind == SocketType::SEQPACKET || bytes > 0;
+                let sent = || sent.iter().filter(|(bytes, _)| arrives(*bytes));
+                for (bytes, count) in sent() {
+                    send(&client, &vec![b'x'; *bytes], &slow, *count).unwrap();
+                }
+                let user = server.user();
+                let socket = server.as_fd().try_clone_to_owned().unwrap();
+                rustix::net::shutdown(&socket, Shutdown::Both).unwrap();
+                let right = sent().all(|(_, count)| *count == 0);
+                assert_eq!(
+                    is_empty(&socket),
+                    right,
+                    "{kind:?}: {:?}",
+                    sent().collect::<Vec<_>>()
+                );
+                drop((socket, server));
+                soon(|| closer.waiting(user) == 0);
             }
-            if count > 0 {
-                send(&client, b"y", &slow, count).unwrap();
+        }
+    }
+
+    /// However many connections end, none of them waits for those that linger.
+    #[test]
+    fn connections_end_while_all_threads_linger() {
+        let closer = Closer::new(1 << 20);
+        let mut peers = Vec::new();
+        // Users enough that no thread is left for another.
+        for user in 0..16 {
+            for _ in 0..4 {
+                let (slow, peer) = lingering(Duration::from_secs(3));
+                closer.close(slow, 1_000_000 + user);
+                peers.push(peer);
             }
-            let user = server.user();
-            let socket = server.as_fd().try_clone_to_owned().unwrap();
-            rustix::net::shutdown(&socket, Shutdown::Both).unwrap();
-            assert_eq!(is_empty(&socket), count == 0, "{bytes} bytes, {count}");
-            drop((socket, server));
-            soon(|| closer.waiting(user) == 0);
+        }
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+            for is_read in [false, true] {
+                let (client, server) = pair(kind, &closer);
+                send(&client, b"one", &client, 0).unwrap();
+                if is_read {
+                    server.receive(&mut [0; 8]).unwrap();
+                }
+                // An answer that the client does not read.
+                send_packet(server.as_fd(), b"two", &[]).unwrap();
+                drop(client);
+                let user = server.user();
+                drop(server);
+                assert_eq!(closer.waiting(user), 0, "{kind:?}, {is_read}");
+            }
         }
     }
 
