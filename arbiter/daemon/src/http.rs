@@ -140,36 +140,58 @@ pub(crate) enum Heard {
         /// How it is wanted.
         format: Format,
     },
-    /// Something that there is not, by its status and what to do.
-    Wrong(u16, &'static str),
+    /// Something that there is not.
+    Wrong {
+        status: u16,
+        /// What to do.
+        what: &'static str,
+        /// Whether that is wanted: not by HEAD, which has no text in its answer.
+        body: bool,
+    },
 }
 
 /// What `received` asks for.
 pub(crate) fn asked(received: &[u8]) -> Heard {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
-    match request.parse(received) {
+    let parsed = request.parse(received);
+    let body = request.method != Some("HEAD");
+    let wrong = |status, what| Heard::Wrong { status, what, body };
+    match parsed {
         Ok(httparse::Status::Partial) if received.len() <= MOST_REQUEST => Heard::More,
-        Ok(httparse::Status::Partial) => Heard::Wrong(431, "the request is too long\n"),
-        Err(_) => Heard::Wrong(400, "this is no HTTP request\n"),
+        Ok(httparse::Status::Partial) => wrong(431, "the request is too long\n"),
+        Err(httparse::Error::TooManyHeaders) => wrong(431, "the request has too many headers\n"),
+        Err(_) => wrong(400, "this is no HTTP request\n"),
         Ok(httparse::Status::Complete(_)) => {
-            let path = request.path.unwrap_or_default();
-            let path = path.split_once('?').map_or(path, |(path, _)| path);
+            let path = path_of(request.path.unwrap_or_default());
             match (request.method, path) {
-                (Some(method @ ("GET" | "HEAD")), "/metrics") => {
+                (Some("GET" | "HEAD"), "/metrics") => {
                     let headers = request.headers.iter();
                     let accept = headers.filter(|one| one.name.eq_ignore_ascii_case("accept"));
                     let accept = accept.filter_map(|one| std::str::from_utf8(one.value).ok());
                     Heard::Metrics {
-                        body: method == "GET",
+                        body,
                         format: Format::accepted(accept),
                     }
                 }
-                (Some("GET" | "HEAD"), _) => Heard::Wrong(404, "there is only /metrics\n"),
-                _ => Heard::Wrong(405, "only GET is served\n"),
+                (Some("GET" | "HEAD"), _) => wrong(404, "there is only /metrics\n"),
+                _ => wrong(405, "only GET is served\n"),
             }
         }
     }
+}
+
+/// The path of what is asked for, which may be named with scheme and host before it (RFC 9112,
+/// 3.2.2), and a query behind.
+fn path_of(target: &str) -> &str {
+    let scheme = target
+        .get(..7)
+        .filter(|scheme| scheme.eq_ignore_ascii_case("http://"));
+    let path = match scheme {
+        None => target,
+        Some(_) => target[7..].find('/').map_or("/", |at| &target[7 + at..]),
+    };
+    path.split_once('?').map_or(path, |(path, _)| path)
 }
 
 /// The bytes of an answer. Without `body` only the length of `text` is told.
@@ -182,9 +204,15 @@ pub(crate) fn answer(status: u16, kind: &str, text: &str, body: bool) -> Vec<u8>
         _ => "Request Header Fields Too Large",
     };
     let length = text.len();
+    // RFC 9110, 15.5.6.
+    let allow = if status == 405 {
+        "Allow: GET, HEAD\r\n"
+    } else {
+        ""
+    };
     let mut bytes = format!(
         "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n"
+         {allow}Connection: close\r\n\r\n"
     )
     .into_bytes();
     if body {
@@ -210,10 +238,26 @@ mod tests {
         };
         check(whole, metrics(true));
         check("HEAD /metrics HTTP/1.0\r\n\r\n", metrics(false));
-        let status = |text: &str, status| match asked(text.as_bytes()) {
-            Heard::Wrong(found, _) => assert_eq!(found, status, "{text:?}"),
+        for target in ["http://127.0.0.1:9184/metrics", "HTTP://a/metrics?x=/b"] {
+            check(&format!("GET {target} HTTP/1.1\r\n\r\n"), metrics(true));
+        }
+        let status = |text: &str, right| match asked(text.as_bytes()) {
+            Heard::Wrong { status, body, .. } => {
+                assert_eq!(status, right, "{text:?}");
+                assert_eq!(body, !text.starts_with("HEAD"), "{text:?}");
+            }
             other => panic!("{text:?}: {other:?}"),
         };
+        status("HEAD / HTTP/1.1\r\n\r\n", 404);
+        status("GET http://a HTTP/1.1\r\n\r\n", 404);
+        let headers = "X-Of: a proxy\r\n".repeat(MOST_HEADERS + 1);
+        status(&format!("GET /metrics HTTP/1.1\r\n{headers}\r\n"), 431);
+        let refused = answer(405, "text/plain", "x", true);
+        assert!(
+            refused
+                .windows(18)
+                .any(|part| part == b"Allow: GET, HEAD\r\n")
+        );
         status("GET / HTTP/1.1\r\n\r\n", 404);
         status("POST /metrics HTTP/1.1\r\n\r\n", 405);
         status("\0\0\0 hello", 400);

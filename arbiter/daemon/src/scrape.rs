@@ -15,8 +15,9 @@ use umpire_service::{
 
 use crate::http::{self, Heard};
 
-/// Most connections; for one more, one of a user that has more of them is left, or else it is
-/// closed at once.
+/// Most connections; for one more the oldest is left of the user that would have most. Of a port
+/// all are one user's, since the kernel does not say whose they are: whoever holds some and says
+/// nothing keeps no scraper from being served.
 const MOST: usize = 16;
 /// So long a scraper has for its request and for reading the answer, in nanoseconds.
 const TIME: u64 = 5_000_000_000;
@@ -143,7 +144,8 @@ impl Scrapers {
         }
     }
 
-    /// Serves a connection, and has it reported. `false`: there are too many, and it was closed.
+    /// Serves a connection, and has it reported. `false`: its user has left too much, and it was
+    /// closed.
     ///
     /// # Errors
     /// It cannot be reported.
@@ -154,8 +156,11 @@ impl Scrapers {
         now: u64,
         poll: &Poll,
     ) -> io::Result<bool> {
-        if self.open.len() >= MOST && !self.make_room(socket.user()) || socket.is_overdrawn() {
+        if socket.is_overdrawn() {
             return Ok(false);
+        }
+        if self.open.len() >= MOST {
+            self.make_room(socket.user());
         }
         socket.refuse_rights();
         socket.watch(poll, id, EventFlags::IN)?;
@@ -170,23 +175,23 @@ impl Scrapers {
         Ok(true)
     }
 
-    /// Leaves the oldest connection of the user that has most, if those are more than `user`
-    /// would have.
-    fn make_room(&mut self, user: u32) -> bool {
-        let of = |user| {
-            let all = self.open.values();
-            all.filter(|scraper| scraper.socket.user() == user).count()
+    /// Leaves the oldest connection of the user that has most, with one more of `user`.
+    fn make_room(&mut self, user: u32) {
+        let users = self.open.values().map(|scraper| scraper.socket.user());
+        let users: Vec<u32> = users.collect();
+        let would_have = |of: u32| {
+            let own = users.iter().filter(|other| **other == of).count();
+            own + usize::from(of == user)
         };
-        let all = self.open.iter().rev();
-        let most = all.max_by_key(|(_, scraper)| of(scraper.socket.user()));
-        let most = most.map(|(_, scraper)| scraper.socket.user());
-        let most = most.filter(|most| of(*most) > of(user) + 1);
-        let oldest = self
-            .open
-            .iter()
-            .find(|(_, scraper)| Some(scraper.socket.user()) == most)
-            .map(|(id, _)| *id);
-        oldest.is_some_and(|id| self.open.remove(&id).is_some())
+        // Of several the first, which is the oldest.
+        let most = users.iter().map(|of| would_have(*of)).max();
+        let goes = self.open.iter().find(|(_, scraper)| {
+            let of = scraper.socket.user();
+            Some(would_have(of)) == most
+        });
+        if let Some(id) = goes.map(|(id, _)| *id) {
+            self.open.remove(&id);
+        }
     }
 
     /// Whether this is one of the connections.
@@ -202,8 +207,8 @@ impl Scrapers {
         if scraper.answer.is_none() {
             match scraper.read() {
                 Ok(Heard::More) => return,
-                Ok(Heard::Wrong(status, what)) => {
-                    scraper.answer = Some(http::answer(status, "text/plain", what, true));
+                Ok(Heard::Wrong { status, what, body }) => {
+                    scraper.answer = Some(http::answer(status, "text/plain", what, body));
                 }
                 Ok(Heard::Metrics { body, format }) => {
                     if self
