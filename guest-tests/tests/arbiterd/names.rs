@@ -399,6 +399,10 @@ fn a_rule_that_cannot_apply_is_warned_of() {
         ("operator = true\nrevokes = [\"a\"]", "leave out revokes"),
         ("revokes = [\"a\"]", "its own leases anyway"),
         ("opens-events = true", "perf-type"),
+        (
+            "most-waiting = 9\nmost-leases = 8",
+            "most-waiting = 9 is more than the 8",
+        ),
     ] {
         let output = check(format!("{base}{text}\n").as_bytes(), None);
         let errors = String::from_utf8(output.stderr).expect("text");
@@ -418,6 +422,17 @@ fn a_rule_that_cannot_apply_is_warned_of() {
         ("[classes]\nbatch = 1", "no tenant is of class 'batch'"),
         ("[watchdog]\nfor = [\"a\"]", "while keep = true"),
         ("[watchdog]\nkeep = false\nfor = []", "lets no tenant"),
+        (
+            "[watchdog]\nkeep = false\nfor = [\"b\"]\n[[tenant]]\nname = \"b\"\nusers = [0]\n\
+             guaranteed = false",
+            "tenant 'b', whose leases are never guaranteed",
+        ),
+        ("arrive-ms = 0", "arrive-ms = 0 ends"),
+        ("claim-window-ms = 0", "gives no holder time"),
+        (
+            "[[pmu]]\nname = \"other\"\nprogrammable = 2\nperf-type = 4000000",
+            "no PMU of that number",
+        ),
         (
             "[[pmu]]\nname = \"other\"\nprogrammable = 2\nevents = { x = [\"PMC7\"] }",
             "can count event 'x'",

@@ -324,6 +324,22 @@ impl File {
         if self.connections_per_user == Some(0) {
             doubts.push("connections-per-user = 0 lets nobody connect; give at least 1".to_owned());
         }
+        if self.arrive_ms == Some(0) {
+            doubts.push(
+                "arrive-ms = 0 ends each lease of a control group in which nothing runs yet; give \
+                 the time in which something comes"
+                    .to_owned(),
+            );
+        }
+        if self.claim_window_ms == Some(0) && self.state.is_some() {
+            doubts.push(
+                "claim-window-ms = 0 gives no holder time to come back after a restart, so state \
+                 is of no use; give at least 1000"
+                    .to_owned(),
+            );
+        }
+        let tenants = self.tenant.iter().map(toml::Spanned::get_ref);
+        doubts.extend(tenants.filter_map(|tenant| tenant.void_limit(self.most_waiting)));
         let classes = self.tenant.iter().map(|tenant| &tenant.get_ref().class);
         let used: Vec<&String> = classes
             .filter_map(|class| match class {
@@ -346,6 +362,19 @@ impl File {
                 "[watchdog] for = [] lets no tenant have the counter; name one, or give keep = true"
                     .to_owned(),
             ),
+            Some((false, Some(names))) => {
+                let tenants = self.tenant.iter().map(toml::Spanned::get_ref);
+                let never = tenants
+                    .filter(|tenant| !tenant.guaranteed && names.contains(&tenant.name))
+                    .map(|tenant| {
+                        format!(
+                            "[watchdog] for names tenant '{}', whose leases are never guaranteed, \
+                             and only such take the counter; leave it out, or its guaranteed = false",
+                            tenant.name
+                        )
+                    });
+                doubts.extend(never);
+            }
             _ => {}
         }
         doubts
@@ -380,6 +409,30 @@ fn check_pmu<'a>(
 }
 
 impl TenantConfig {
+    /// A number of requests that wait which limits nothing. `of_all`: the one of all tenants.
+    fn void_limit(&self, of_all: Option<usize>) -> Option<String> {
+        let waiting = self.most_waiting?;
+        let [what, most] = [
+            ("all tenants together may have (most-waiting)", of_all),
+            (
+                "it may have of all its leases (most-leases)",
+                self.most_leases,
+            ),
+        ]
+        .into_iter()
+        .find_map(|(what, most)| {
+            Some([
+                what.to_owned(),
+                most.filter(|most| *most < waiting)?.to_string(),
+            ])
+        })?;
+        Some(format!(
+            "tenant '{}': most-waiting = {waiting} is more than the {most} that {what}, and limits \
+             nothing; lower it, or leave it out",
+            self.name
+        ))
+    }
+
     fn priority(&self, classes: &BTreeMap<String, u8>) -> Result<u8, String> {
         match &self.class {
             None => Ok(0),

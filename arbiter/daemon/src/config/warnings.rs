@@ -1,8 +1,9 @@
 //! Rules that can never apply, or do not apply to anybody now: what is said of them to who
 //! checks a configuration, and in the log.
 
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use arbiter::{CounterSet, PerKind};
 use arbiter_host::{CpuSet, Tenant};
@@ -13,6 +14,11 @@ use umpire_service::unmapped_numbers;
 use super::cgroups::{CgroupRule, hierarchies};
 use super::{ArbiterConfig, Cpus, Members, PmuConfig};
 use crate::sysfs;
+
+/// The kernel's switch of its NMI watchdog, below the root.
+const NMI_WATCHDOG: &str = "proc/sys/kernel/nmi_watchdog";
+/// The kernel's PMUs, below the root.
+const PMUS: &str = "sys/bus/event_source/devices";
 
 /// What a configuration says to no effect on this host as it is now.
 pub(super) fn of(config: &ArbiterConfig) -> Vec<String> {
@@ -37,10 +43,20 @@ pub(super) fn of(config: &ArbiterConfig) -> Vec<String> {
                 .map(about),
         );
     }
+    let switch = config.root.join(NMI_WATCHDOG);
+    let is_missing = matches!(fs::exists(&switch), Ok(false));
+    // Where not even its folder is seen nothing is known.
+    if !config.watchdog.keep && is_missing && switch.parent().is_some_and(Path::exists) {
+        all.push(format!(
+            "[watchdog] is of no use: this kernel has no NMI watchdog (/{NMI_WATCHDOG}); leave it out"
+        ));
+    }
+    let types = perf_types(&config.root);
     for pmu in &config.pmus {
         all.extend(
             of_pmu(pmu, &there)
                 .into_iter()
+                .chain(of_perf_type(pmu, &types))
                 .map(|what| format!("PMU '{}': {what}", pmu.name)),
         );
     }
@@ -170,6 +186,13 @@ impl Members {
         if nobody {
             wrong.push("none of its control groups is there, so nobody can use it now".to_owned());
         }
+        if self.for_others && mounted.as_ref().is_ok_and(Vec::is_empty) {
+            wrong.push(
+                "for-others is for leases of control groups, and the unified hierarchy (cgroup2) \
+                 is not mounted here"
+                    .to_owned(),
+            );
+        }
         wrong
     }
 }
@@ -238,6 +261,42 @@ fn cpus_of(pmu: &PmuConfig, there: &CpuSet) -> CpuSet {
         (Some(shared), _) => shared.iter().flat_map(|cpus| cpus.0.iter()).collect(),
         (None, Some(Cpus(cpus))) => cpus.clone(),
         (None, None) => there.clone(),
+    }
+}
+
+/// The numbers by which the kernel knows its PMUs now.
+fn perf_types(root: &Path) -> io::Result<Vec<u32>> {
+    let mut types = Vec::new();
+    for entry in fs::read_dir(root.join(PMUS))? {
+        let number = fs::read(entry?.path().join("type"));
+        let number = number.ok().and_then(|bytes| {
+            let text = std::str::from_utf8(&bytes).ok()?;
+            text.trim().parse::<u32>().ok()
+        });
+        types.extend(number);
+    }
+    Ok(types)
+}
+
+/// No event of a number that no PMU has can be opened.
+fn of_perf_type(pmu: &PmuConfig, types: &io::Result<Vec<u32>>) -> Option<String> {
+    /// `PERF_TYPE_HARDWARE`, `PERF_TYPE_HW_CACHE` and `PERF_TYPE_RAW` of perf_event_open(2): the
+    /// core's PMU by other numbers, which has the last in sysfs.
+    const OF_CORE: [u32; 3] = [0, 3, 4];
+    let number = pmu.perf_type?;
+    match types {
+        Err(error) => Some(format!(
+            "perf-type = {number} cannot be looked for in /{PMUS}: {error}"
+        )),
+        Ok(types) => {
+            let is_core = OF_CORE.contains(&number) && types.contains(&OF_CORE[2]);
+            (!is_core && !types.contains(&number)).then(|| {
+                format!(
+                    "perf-type = {number}: the kernel has no PMU of that number now \
+                     (/{PMUS}/*/type), so no event of it can be opened; give that of one that it has"
+                )
+            })
+        }
     }
 }
 
@@ -324,5 +383,29 @@ mod tests {
         );
         let text = format!("{pmu}{tenant}most-sets = 0\n");
         assert!(warnings(&text).starts_with("most-sets = 0 refuses all"));
+    }
+
+    #[test]
+    fn a_number_that_no_pmu_has_is_warned_of() {
+        let root = tempfile::tempdir().expect("a folder");
+        let said = |number: u32| {
+            let pmu = PmuConfig {
+                perf_type: Some(number),
+                ..PmuConfig::stated(4, 0).expect("counters")
+            };
+            of_perf_type(&pmu, &perf_types(root.path())).unwrap_or_default()
+        };
+        assert!(said(4).contains("cannot be looked for"), "{}", said(4));
+        for (name, number) in [("cpu", "4\n"), ("breakpoint", "5\n"), ("odd", "B\u{fc}\n")] {
+            let folder = root.path().join(PMUS).join(name);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("type"), number).expect("a file");
+        }
+        for there in [0, 3, 4, 5] {
+            assert_eq!(said(there), "", "{there}");
+        }
+        assert!(said(99).contains("no PMU of that number"));
+        fs::remove_dir_all(root.path().join(PMUS).join("cpu")).expect("it was there");
+        assert!(said(0).contains("no PMU of that number"));
     }
 }
