@@ -189,7 +189,8 @@ impl Trail {
     fn line(&mut self, mut record: Record, now_ms: u64) -> Vec<u8> {
         Class::charge(&mut record, &self.own);
         let class = Class::of(&record);
-        let is_own = !record.contains_key("by");
+        let by = record.get("by").and_then(Value::as_str);
+        let is_own = by.is_none_or(|by| class == Class::Tenant(by.to_owned()));
         let mut whole = Map::new();
         whole.insert("seq".to_owned(), self.next.into());
         whole.insert("time_ms".to_owned(), now_ms.into());

@@ -239,6 +239,39 @@ fn who_causes_records_of_another_is_charged_for_them() {
     assert!(!String::from_utf8_lossy(&line).contains("charged"));
 }
 
+/// Whoever asks for leases in another's place, over and over, writes its own share full, however
+/// much the other does.
+#[test]
+fn who_asks_for_others_is_charged_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = AuditConfig {
+        age_ms: Some(3_600_000),
+        ..config(folder.path(), 8_192)
+    };
+    let mut trail = Trail::open(config, 1_000).expect("a file");
+    trail.share_among(2);
+    let evidence = format!("evidence {}", "x".repeat(2_000));
+    trail.append(of("job", &evidence), 1_000);
+    for round in 0..4_000 {
+        let mut asked = of("job", "it was granted, and given back");
+        asked[0].insert("asked_by".to_owned(), "prolog".into());
+        if round % 2 == 0 {
+            asked[0].insert("by".to_owned(), "prolog".into());
+        }
+        trail.append(asked, 1_000);
+        if let Some(making) = &trail.making {
+            until(|| making.is_finished().then_some(()));
+        }
+    }
+    trail.finish().expect("a disk");
+    let records = records(folder.path());
+    let is_evidence = |one: &Value| one["text"] == evidence.as_str();
+    assert!(records.iter().any(is_evidence));
+    let displaced = |one: &&Value| one["event"] == "displaced";
+    let displaced: Vec<&Value> = records.iter().filter(displaced).collect();
+    assert!(!displaced.is_empty() && displaced.iter().all(|one| one["of"] == "prolog"));
+}
+
 #[test]
 fn a_file_rotates_by_age_also_over_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -33,14 +33,15 @@ pub(super) enum Class {
 }
 
 impl Class {
-    /// Of a record: who is charged for it, or whose lease it is about.
+    /// Of a record: who is charged for it, or who has asked for the lease that it is about, for
+    /// somebody else, or whose that is.
     pub(super) fn of(record: &Record) -> Self {
-        match (record.get("charged"), record.get("tenant")) {
-            (Some(Value::String(name)), _) | (_, Some(Value::String(name))) => {
-                Class::Tenant(name.clone())
-            }
-            (_, Some(_)) => Class::Strangers,
-            _ => Class::Arbiter,
+        let named = |key| record.get(key).and_then(Value::as_str);
+        let name = named("charged").or(named("asked_by")).or(named("tenant"));
+        match name {
+            Some(name) => Class::Tenant(name.to_owned()),
+            None if record.contains_key("tenant") => Class::Strangers,
+            None => Class::Arbiter,
         }
     }
 
@@ -62,7 +63,10 @@ impl Class {
 
     /// The same, of a line of a file.
     fn of_line(line: &Line<'_>) -> Self {
-        match (&line.charged, &line.tenant) {
+        match (
+            line.charged.as_ref().or(line.asked_by.as_ref()),
+            &line.tenant,
+        ) {
             (Some(name), _) | (None, Some(Some(name))) => Class::Tenant(name.to_string()),
             (None, Some(None)) => Class::Strangers,
             (None, None) => Class::Arbiter,
@@ -86,6 +90,8 @@ struct Line<'a> {
     time_ms: u64,
     #[serde(default, borrow)]
     charged: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    asked_by: Option<Cow<'a, str>>,
     /// Absent, `null`, or a name.
     #[serde(default, borrow, deserialize_with = "there")]
     tenant: Option<Option<Cow<'a, str>>>,

@@ -163,6 +163,14 @@ fn a_record_is_of_one_class() {
         "{\"tenant\":\"a\",\"by\":\"b\",\"charged\":\"b\"}",
         tenant("b"),
     );
+    check(
+        "{\"tenant\":\"a\",\"asked_by\":\"b\",\"by\":\"b\"}",
+        tenant("b"),
+    );
+    check(
+        "{\"tenant\":\"a\",\"asked_by\":\"b\",\"by\":\"c\",\"charged\":\"c\"}",
+        tenant("c"),
+    );
     check("{\"tenant\":\"\\u00e4 \\\"\"}", tenant("ä \""));
     // What a client calls itself, or a line of a VM's, is nobody's word for it.
     let label = "{\"label\":\"\\\",\\\"tenant\\\":\\\"b\",\"tenant\":\"a\"}";
