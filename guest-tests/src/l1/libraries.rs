@@ -154,8 +154,9 @@ impl Libraries {
 
 /// The folders in a loader configuration file, with its `include` lines followed.
 fn configured(file: &Path, depth: usize) -> Vec<PathBuf> {
-    // The loader works without this file; an unreadable one adds nothing.
-    let text = fs::read_to_string(file).unwrap_or_default();
+    // The loader works without this file; an unreadable one adds nothing. It has no encoding.
+    let bytes = fs::read(file).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
     let mut folders = Vec::new();
     for line in text.lines() {
         let line = line.split('#').next().unwrap_or_default().trim();

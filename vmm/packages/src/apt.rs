@@ -179,8 +179,10 @@ fn system_sources(tools: Tools<'_>) -> Result<Vec<Source>, PackagesError> {
     let mut found = Vec::new();
     for file in files {
         let extension = file.extension().and_then(|name| name.to_str());
-        // A list may be absent or unreadable to this user; the other ones still count.
-        let text = fs::read_to_string(&file).unwrap_or_default();
+        // A list may be absent or unreadable to this user; the other ones still count. Comments
+        // are in any encoding.
+        let bytes = fs::read(&file).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
         match extension {
             Some("list") => found.extend(sources::parse_one_line(&text)),
             Some("sources") => found.extend(sources::parse_deb822(&text)),

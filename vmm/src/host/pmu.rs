@@ -149,12 +149,17 @@ impl CounterHolders {
 }
 
 fn count_events(process: &Path) -> io::Result<usize> {
-    let is_event = |entry: &fs::DirEntry| {
-        fs::read_link(entry.path())
-            .is_ok_and(|target| target.as_os_str() == "anon_inode:[perf_event]")
-    };
-    let open = fs::read_dir(process.join("fd"))?;
-    Ok(open.flatten().filter(is_event).count())
+    let mut events = 0;
+    for entry in fs::read_dir(process.join("fd"))? {
+        match fs::read_link(entry?.path()) {
+            Ok(target) => events += usize::from(target.as_os_str() == "anon_inode:[perf_event]"),
+            // It was closed in between.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Of one's own process with more rights the list can be read, and not what is in it.
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(events)
 }
 
 fn name_of(process: &Path) -> String {

@@ -114,6 +114,8 @@ fn counter_holders() {
         symlink("anon_inode:[eventfd]", fds.join("5")).unwrap();
         let facts = HostFacts::gather_from(root.path(), &Answer(pmu));
         assert_eq!(facts.counter_holders.seen, expected);
+        // What the descriptor of 9 is cannot be read: that is not none.
+        assert_eq!(facts.counter_holders.unreadable_processes, 1);
     }
     let process = CounterHolder::Process {
         pid: 7,

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::budget::CpuSet;
 use crate::budget::file::{self, FileError};
+use crate::task::is_none;
 
 /// Somebody who holds counters, or may.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +40,8 @@ pub enum Holder {
 pub struct Holders {
     /// The watchdog first, then processes by number.
     pub found: Vec<Holder>,
-    /// Processes that could not be looked at for want of rights (CAP_SYS_PTRACE and
-    /// CAP_DAC_READ_SEARCH). Threads of
-    /// the kernel are not among them.
+    /// Processes that could not be looked at, mostly for want of rights (CAP_SYS_PTRACE and
+    /// CAP_DAC_READ_SEARCH). Threads of the kernel are not among them.
     pub hidden: u32,
 }
 
@@ -68,10 +68,9 @@ pub fn holders(root: &Path, ours: &[u32]) -> Result<Holders, FileError> {
         let folder = proc.join(pid.to_string());
         match process(&folder, pid) {
             Ok(holder) => seen.found.extend(holder),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                seen.hidden += u32::from(!is_kernel_thread(&folder));
-            }
-            Err(_) => {}
+            // It has ended meanwhile.
+            Err(error) if is_none(&error) => {}
+            Err(_) => seen.hidden += u32::from(!is_kernel_thread(&folder)),
         }
     }
     Ok(seen)

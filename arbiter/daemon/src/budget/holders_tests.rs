@@ -54,6 +54,23 @@ fn perf(pid: u32, events: u32, msr: &[u32]) -> Holder {
 
 const EVENT: &str = "anon_inode:[perf_event]";
 
+/// One that does not answer is not one that has nothing.
+#[test]
+fn who_cannot_be_looked_at_is_hidden() {
+    let host = Host::new(&[]);
+    host.process("7", &[EVENT]);
+    host.process("8", &[]);
+    // No link, which no rights can make one of.
+    let odd = host.0.path().join("proc/8/fd/0");
+    fs::write(odd, "").expect("a file");
+    let seen = holders(host.0.path(), &[]).expect("holders");
+    assert_eq!((seen.found.len(), seen.hidden), (1, 1));
+    host.remove("7/status");
+    // It has ended since its descriptors were seen.
+    let seen = holders(host.0.path(), &[]).expect("holders");
+    assert_eq!((seen.found.len(), seen.hidden), (0, 1));
+}
+
 #[test]
 fn who_started_a_process() {
     let host = Host::new(&[]);

@@ -262,9 +262,10 @@ fn unix_ns() -> u64 {
 
 /// `Linux 6.1.0 x86_64`, as far as the host says.
 fn host_words() -> String {
-    let word = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
-    let words = ["ostype", "osrelease", "arch"].map(|name| word(name).unwrap_or_default());
-    umpire_events::one_line(&words.join(" "))
+    let word = |name: &str| std::fs::read(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+    // A release is called as whoever has built the kernel likes.
+    let words = ["ostype", "osrelease", "arch"].map(word).join(&b' ');
+    umpire_events::one_line(&String::from_utf8_lossy(&words))
 }
 
 /// What this program was called with, up to 4 KiB: a header has a limit.
