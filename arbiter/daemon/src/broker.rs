@@ -24,6 +24,7 @@ use umpire_service::{
     Accepted, Access, ClientSocket, Closer, Kind, Listener, Poll, SocketError, Wording, send_packet,
 };
 
+use crate::config::ArbiterConfig;
 use crate::connections::is_passing;
 use crate::groups::LateTree;
 use crate::peer::{self, Client, NoThread, Started};
@@ -299,10 +300,12 @@ impl Broker {
     }
 
     /// Serves a connection from now on. `false`: its user has too many, or it is gone.
-    pub(crate) fn admit(&mut self, id: u64, socket: ClientSocket, most: usize) -> bool {
-        let (Ok(client), Ok(process)) = (Client::of(&socket), peer::process(&socket)) else {
+    pub(crate) fn admit(&mut self, id: u64, socket: ClientSocket, config: &ArbiterConfig) -> bool {
+        let client = Client::of(&socket, |group| config.names_group(group));
+        let (Ok(client), Ok(process)) = (client, peer::process(&socket)) else {
             return false;
         };
+        let most = config.connections_per_user;
         let own = self.holders.values();
         let own = own.filter(|other| other.client.uid == client.uid).count();
         if own >= most || socket.is_overdrawn() {
@@ -316,6 +319,14 @@ impl Broker {
         };
         self.holders.insert(id, holder);
         true
+    }
+
+    /// Other rules may be about others of the holders' groups.
+    pub(crate) fn look_at_groups(&mut self, config: &ArbiterConfig) {
+        for holder in self.holders.values_mut() {
+            let is_named = |group| config.names_group(group);
+            holder.client.look_at_groups(&holder.socket, is_named);
+        }
     }
 
     pub(crate) fn leave(&mut self, id: u64) {

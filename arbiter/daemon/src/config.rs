@@ -355,6 +355,12 @@ impl ArbiterConfig {
         members.any(|members| members.opens_events)
     }
 
+    /// Whether a tenant is of a group of users.
+    pub(crate) fn names_group(&self, group: u32) -> bool {
+        let mut members = self.members.iter();
+        members.any(|members| members.groups.contains(&group))
+    }
+
     /// Whether a client's user has no tenant, and nothing to say.
     pub(crate) fn is_stranger(&self, client: &crate::peer::Client) -> bool {
         let (tenants, operator) = self.tenants_of(client);

@@ -90,6 +90,11 @@ impl Connection {
         &self.client
     }
 
+    /// Other rules may be about others of its groups.
+    pub(crate) fn look_at_groups(&mut self, is_named: impl Fn(u32) -> bool) {
+        self.client.look_at_groups(&self.socket, is_named);
+    }
+
     /// Takes in what has come: up to a whole call, and what came right behind it.
     pub(crate) fn fill(&mut self) -> Result<(), End> {
         let mut chunk = [0; CHUNK];

@@ -317,7 +317,8 @@ impl Arbiterd {
                     return true;
                 }
             };
-            let Ok(client) = Client::of(&socket) else {
+            let config = self.desk.service().config();
+            let Ok(client) = Client::of(&socket, |group| config.names_group(group)) else {
                 continue;
             };
             self.admit(socket, client);
@@ -612,7 +613,6 @@ impl Arbiterd {
 
     fn accept_holders(&mut self) {
         for _ in 0..ACCEPTS {
-            let most = self.desk.service().config().connections_per_user;
             let Some(broker) = &mut self.broker else {
                 return;
             };
@@ -622,7 +622,7 @@ impl Arbiterd {
                 Accepted::Gone => continue,
                 Accepted::Full(error) => return self.pause_incoming(&error),
             };
-            if !broker.admit(self.next, socket, most) {
+            if !broker.admit(self.next, socket, self.desk.service().config()) {
                 self.desk.service().metrics().connection_refused();
                 continue;
             }
@@ -773,9 +773,13 @@ impl Arbiterd {
                 }
                 self.desk.follow_config(now());
                 let config = self.desk.service().config();
-                for (id, connection) in &self.connections {
+                for (id, connection) in &mut self.connections {
+                    connection.look_at_groups(|group| config.names_group(group));
                     let stranger = config.is_stranger(connection.client());
                     self.room.add(*id, connection.client().uid, stranger);
+                }
+                if let Some(broker) = &mut self.broker {
+                    broker.look_at_groups(config);
                 }
                 self.manager
                     .tell("READY=1\nSTATUS=Serves; the configuration was read again.");

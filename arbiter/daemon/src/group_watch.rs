@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId};
 use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
 use umpire_service::Poll;
 
-use crate::groups::{Tree, is_populated};
+use crate::groups::{NoGroup, Tree};
 use crate::journal::Entry;
 use crate::service::Service;
 
@@ -53,6 +54,21 @@ pub(crate) struct Groups {
     tree: Option<Tree>,
     looked_at: Option<GroupId>,
     ended: EndedGroups,
+    /// The last look could not be taken, and that was said.
+    blind: bool,
+}
+
+/// What a look at a group has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// Something runs in it, or below it.
+    Runs,
+    /// Nothing does.
+    Empty,
+    /// There is no such group any more.
+    Gone,
+    /// That cannot be told: it is as it was.
+    Unknown,
 }
 
 impl Groups {
@@ -70,6 +86,7 @@ impl Groups {
             tree: None,
             looked_at: None,
             ended: EndedGroups::new(),
+            blind: false,
         })
     }
 
@@ -124,13 +141,12 @@ impl Groups {
             watched.leases.insert(lease, Arrival::default());
             return;
         }
-        let events = Some(()).filter(|()| self.descriptors < self.most);
-        let events = events
-            .and_then(|()| self.events_of(service, group))
-            .filter(|events| {
-                let watched = self.poll.watch(events, group.id.0, EventFlags::PRI);
-                watched.is_ok()
-            });
+        let has_room = self.descriptors < self.most;
+        let events = has_room.then(|| self.events_of(service, group).ok().flatten());
+        let events = events.flatten().filter(|events| {
+            let watched = self.poll.watch(events, group.id.0, EventFlags::PRI);
+            watched.is_ok()
+        });
         self.descriptors += usize::from(events.is_some());
         let watched = WatchedGroup {
             leases: BTreeMap::from([(lease, Arrival::default())]),
@@ -141,13 +157,42 @@ impl Groups {
     }
 
     /// The events of the group itself; `None`: it is gone, whoever has its path now.
-    fn events_of(&mut self, service: &Service, group: &Group) -> Option<File> {
-        if self.tree.is_none() {
-            self.tree = Tree::open(&service.config().root).ok();
+    ///
+    /// # Errors
+    /// It cannot be looked for.
+    fn events_of(&mut self, service: &Service, group: &Group) -> Result<Option<File>, NoGroup> {
+        let tree = match &self.tree {
+            Some(tree) => tree,
+            None => self.tree.insert(Tree::open(&service.config().root)?),
+        };
+        let named = match tree.find(&group.path) {
+            Err(NoGroup::NotThere(_)) => return Ok(None),
+            named => named?,
+        };
+        if named.group.id != group.id {
+            return Ok(None);
         }
-        let named = self.tree.as_ref()?.find(&group.path).ok()?;
-        let is_it = named.group.id == group.id;
-        named.events().ok().filter(|_| is_it)
+        match named.events() {
+            Err(error) if is_gone(error) => Ok(None),
+            events => events
+                .map(Some)
+                .map_err(|error| NoGroup::Io(group.path.clone(), error.into())),
+        }
+    }
+
+    /// What runs in a group that is watched.
+    fn see(&mut self, service: &Service, group: &WatchedGroup) -> Result<Seen, NoGroup> {
+        let seen = |events: &File| {
+            let failed = |error: Errno| NoGroup::Io(group.group.path.clone(), error.into());
+            is_populated(events).map_err(failed)
+        };
+        match &group.events {
+            Some(events) => seen(events),
+            None => match self.events_of(service, &group.group)? {
+                Some(events) => seen(&events),
+                None => Ok(Seen::Gone),
+            },
+        }
     }
 
     fn leave(&mut self, lease: LeaseId) {
@@ -197,25 +242,23 @@ impl Groups {
     }
 
     fn look_at(&mut self, service: &Service, group: GroupId, now: BootTime) {
-        let Some(watched) = self.watched.get(&group) else {
+        // It is put back below: what it is looked at by is another field of this.
+        let Some(mut watched) = self.watched.remove(&group) else {
             return;
         };
-        let populated = match &watched.events {
-            Some(events) => is_populated(events),
-            None => {
-                let group = watched.group.clone();
-                let events = self.events_of(service, &group);
-                events.and_then(|events| is_populated(&events))
+        let seen = self.see(service, &watched).unwrap_or_else(|why| {
+            if !std::mem::replace(&mut self.blind, true) {
+                log::warn!("{why}; its lease stays");
             }
-        };
-        let Some(watched) = self.watched.get_mut(&group) else {
-            return;
-        };
+            Seen::Unknown
+        });
+        self.blind &= seen == Seen::Unknown;
         for (lease, arrival) in &mut watched.leases {
-            if let Some(why) = arrival.end(populated, now) {
+            if let Some(why) = arrival.end(seen, now) {
                 self.ended.insert(*lease, why);
             }
         }
+        self.watched.insert(group, watched);
     }
 
     /// Those that have ended since this was asked last. `None`: none.
@@ -236,28 +279,58 @@ impl Arrival {
         self.by.is_some_and(|by| by <= now)
     }
 
-    /// Why the lease ends, if it does: something runs in its group, or nothing; `None`: the group
-    /// is gone.
-    fn end(&mut self, populated: Option<bool>, now: BootTime) -> Option<Cause> {
-        match populated {
-            Some(true) => {
+    /// Why the lease ends, if it does.
+    fn end(&mut self, seen: Seen, now: BootTime) -> Option<Cause> {
+        match seen {
+            Seen::Unknown => None,
+            Seen::Runs => {
                 *self = Arrival {
                     came: true,
                     by: None,
                 };
                 None
             }
-            Some(false) if self.is_overdue(now) => Some(Cause::NobodyCame),
-            Some(false) if !self.came => None,
-            // It is gone, or all that ran in it.
-            None | Some(false) => Some(Cause::GroupEmpty),
+            Seen::Empty if self.is_overdue(now) => Some(Cause::NobodyCame),
+            Seen::Empty if !self.came => None,
+            // All that ran in it has ended, or it is gone itself.
+            Seen::Empty | Seen::Gone => Some(Cause::GroupEmpty),
         }
+    }
+}
+
+/// Whether the kernel says so of a group that was removed.
+fn is_gone(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NODEV)
+}
+
+/// Whether something runs in the group. What is read is not news any more.
+fn is_populated(events: &File) -> rustix::io::Result<Seen> {
+    let mut text = [0; 256];
+    let length = match events.read_at(&mut text, 0) {
+        Ok(length) => length,
+        Err(error) => {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            return is_gone(errno).then_some(Seen::Gone).ok_or(errno);
+        }
+    };
+    let mut lines = text[..length].split(|byte| *byte == b'\n');
+    let populated = lines.find_map(|line| line.strip_prefix(b"populated "));
+    match populated {
+        Some(b"0") => Ok(Seen::Empty),
+        Some(_) => Ok(Seen::Runs),
+        None => Err(Errno::IO),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use arbiter::CounterSet;
+    use arbiter_host::{
+        CpuSet, Demand, HostArbiter, Outcome, Owner, PmuId, Scope, TenantId, Terms, Waits,
+    };
+
     use super::*;
+    use crate::config::{ArbiterConfig, PmuConfig};
 
     /// A lease has its own time, whatever became of another of its group.
     #[test]
@@ -272,13 +345,88 @@ mod tests {
             came: false,
             by: due(19),
         };
-        let end = |one: &mut Arrival, populated, now| one.end(populated, BootTime(now));
-        assert_eq!(end(&mut first, Some(false), 9), None);
-        assert_eq!(end(&mut first, Some(false), 10), Some(Cause::NobodyCame));
-        assert_eq!(end(&mut waits, Some(false), 10), None);
-        assert_eq!(end(&mut later, Some(false), 10), None);
-        assert_eq!(end(&mut later, Some(true), 11), None);
-        assert_eq!(end(&mut later, Some(false), 30), Some(Cause::GroupEmpty));
-        assert_eq!(end(&mut waits, None, 30), Some(Cause::GroupEmpty));
+        let end = |one: &mut Arrival, seen, now| one.end(seen, BootTime(now));
+        assert_eq!(end(&mut first, Seen::Empty, 9), None);
+        assert_eq!(end(&mut first, Seen::Empty, 10), Some(Cause::NobodyCame));
+        assert_eq!(end(&mut waits, Seen::Empty, 10), None);
+        assert_eq!(end(&mut later, Seen::Empty, 10), None);
+        assert_eq!(end(&mut later, Seen::Runs, 11), None);
+        assert_eq!(end(&mut later, Seen::Empty, 30), Some(Cause::GroupEmpty));
+        assert_eq!(end(&mut waits, Seen::Gone, 30), Some(Cause::GroupEmpty));
+    }
+
+    /// What does not answer has not said that nothing runs there.
+    #[test]
+    fn a_group_that_cannot_be_looked_at_keeps_its_lease() {
+        let mut arrival = Arrival {
+            came: true,
+            by: None,
+        };
+        assert_eq!(arrival.end(Seen::Unknown, BootTime(30)), None);
+        let mut due = Arrival {
+            came: false,
+            by: Some(BootTime(10)),
+        };
+        assert_eq!(due.end(Seen::Unknown, BootTime(30)), None);
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let writes = File::options().write(true).open(file.path());
+        let seen = is_populated(&writes.expect("it is there"));
+        assert_eq!(seen, Err(Errno::BADF));
+
+        // No hierarchy is mounted where this arbiter looks, as after a restart in a container.
+        let root = tempfile::tempdir().expect("a folder");
+        let config = ArbiterConfig {
+            pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
+            root: root.path().to_owned(),
+            ..ArbiterConfig::default()
+        };
+        let cpus: CpuSet = (0..1).collect();
+        let pmus = config.host_pmus(&cpus);
+        let mut arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
+        let owner = Owner {
+            tenant: TenantId(0),
+            uid: 7,
+            pid: 1,
+            label: String::new(),
+            by: None,
+        };
+        let demand = Demand {
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+        };
+        let terms = Terms {
+            demands: vec![demand],
+            at_least: 1,
+            cpus,
+            scope: Scope::Group(Group {
+                id: GroupId(77),
+                above: Vec::new(),
+                path: "/job".to_owned(),
+            }),
+            guaranteed: true,
+            priority: 0,
+            preemptible: false,
+            lasts: None,
+            waits: Waits::No,
+        };
+        let granted = arbiter.request(owner, terms, BootTime(0), &mut Vec::new());
+        let Ok(Outcome::Granted { lease, .. }) = granted else {
+            panic!("{granted:?}");
+        };
+        let service = Service::new(arbiter, config);
+        let mut watch = Groups::new(64).expect("an epoll");
+        watch.follow_all(&service, BootTime(0));
+        watch.look(&service, BootTime(u64::MAX));
+        assert_eq!(watch.take(), None, "nobody has seen that it is empty");
+        assert!(watch.blind && watch.watched.len() == 1);
+
+        // A hierarchy that does not have it says that it is gone.
+        if let Ok(tree) = Tree::open("/".as_ref()) {
+            watch.tree = Some(tree);
+            watch.look(&service, BootTime(1));
+            let ended = EndedGroups::from([(lease, Cause::GroupEmpty)]);
+            assert_eq!(watch.take(), Some(ended));
+            assert!(!watch.blind);
+        }
     }
 }

@@ -166,20 +166,7 @@ impl Tree {
 
     /// The group that an absolute path means now.
     pub(crate) fn find(&self, path: &str) -> Result<NamedGroup, NoGroup> {
-        let names = names(path)?;
-        let failed = |error| failed(path, error);
-        let mut folder: Option<OwnedFd> = None;
-        let mut chain = Vec::new();
-        for name in names {
-            // What a group is in stays what it is in: each is opened in the one above it.
-            let above = folder.as_ref().unwrap_or(&self.top);
-            let next = below(above, name).map_err(failed)?;
-            if !is_v2(&next).map_err(failed)? {
-                return Err(NoGroup::NotV2(path.to_owned()));
-            }
-            chain.push(GroupId(fstat(&next).map_err(failed)?.st_ino));
-            folder = Some(next);
-        }
+        let (folder, mut chain) = self.walk(path.as_bytes())?;
         let (Some(folder), Some(id)) = (folder, chain.pop()) else {
             return Err(NoGroup::Root(path.to_owned()));
         };
@@ -191,129 +178,60 @@ impl Tree {
         Ok(NamedGroup { folder, group })
     }
 
-    /// Whether something runs in a group or below it, whoever has its path now.
-    ///
-    /// # Errors
-    /// That cannot be seen.
-    pub(crate) fn state(&self, group: &Group) -> Result<GroupState, NoGroup> {
-        let named = match self.find(&group.path) {
-            Err(NoGroup::NotThere(_)) => return Ok(GroupState::Gone),
-            named => named?,
-        };
-        if named.group.id != group.id {
-            return Ok(GroupState::Gone);
-        }
-        let failed = |error| failed(&group.path, error);
-        let events = named.events().map_err(failed)?;
-        Ok(match is_populated(&events) {
-            Some(true) => GroupState::Runs,
-            Some(false) => GroupState::Empty,
-            None => GroupState::Gone,
-        })
+    /// The groups that a path leads through, from the outermost on: that of a process, whose
+    /// names are any bytes.
+    pub(crate) fn chain(&self, path: &[u8]) -> Result<Vec<GroupId>, NoGroup> {
+        self.walk(path).map(|(_, chain)| chain)
     }
 
-    /// Whether a thread runs in a group or below it.
-    ///
-    /// # Errors
-    /// That cannot be seen.
-    pub(crate) fn runs_in(&self, thread: u32, group: &Group) -> Result<bool, NoGroup> {
-        let path = match task::cgroup(thread) {
-            // It has ended.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            path => path.map_err(|error| NoGroup::Io(group.path.clone(), error))?,
-        };
-        let path = path.and_then(|path| String::from_utf8(path).ok());
-        match path.map(|path| self.find(&path)) {
-            None | Some(Err(NoGroup::Root(_) | NoGroup::NotThere(_))) => Ok(false),
-            Some(named) => {
-                let there = named?.group;
-                Ok(there.id == group.id || there.is_below(group))
+    /// The folder of an absolute path, and the groups on the way. No folder: the root.
+    fn walk(&self, path: &[u8]) -> Result<(Option<OwnedFd>, Vec<GroupId>), NoGroup> {
+        let names = names(path)?;
+        let failed = |error| failed(&shown(path), error);
+        let mut folder: Option<OwnedFd> = None;
+        let mut chain = Vec::new();
+        for name in names {
+            // What a group is in stays what it is in: each is opened in the one above it.
+            let above = folder.as_ref().unwrap_or(&self.top);
+            let next = below(above, name).map_err(failed)?;
+            if !is_v2(&next).map_err(failed)? {
+                return Err(NoGroup::NotV2(shown(path)));
             }
+            chain.push(GroupId(fstat(&next).map_err(failed)?.st_ino));
+            folder = Some(next);
         }
-    }
-
-    /// The groups that have these numbers. `None`: there are more groups than are looked
-    /// through.
-    pub(crate) fn numbered(&self, numbers: &BTreeSet<GroupId>) -> Option<Vec<Group>> {
-        let mut found = Vec::new();
-        let mut paths = vec![PathBuf::from(".")];
-        let mut seen = 0;
-        while let Some(path) = paths.pop() {
-            seen += 1;
-            let read = below(&self.top, &path).and_then(|folder| {
-                let number = GroupId(fstat(&folder)?.st_ino);
-                Ok((
-                    number,
-                    folders(&folder, MOST_GROUPS - seen.min(MOST_GROUPS))?,
-                ))
-            });
-            // It was removed meanwhile.
-            let Ok((number, inside)) = read else { continue };
-            if numbers.contains(&number) {
-                let names = path.strip_prefix(".").ok()?.to_str();
-                found.extend(names.and_then(|names| self.find(&format!("/{names}")).ok()));
-            }
-            paths.extend(inside?.into_iter().map(|name| path.join(name)));
-            if seen + paths.len() > MOST_GROUPS {
-                return None;
-            }
-        }
-        Some(found.into_iter().map(|named| named.group).collect())
+        Ok((folder, chain))
     }
 }
 
-/// What is in a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GroupState {
-    /// Something runs in it or below it.
-    Runs,
-    Empty,
-    /// It was removed; another may have its path.
-    Gone,
-}
-
-/// The groups of this host for whoever has no tree yet: they are looked for when one is asked
-/// for first.
-#[derive(Debug)]
-pub(crate) struct LateTree {
-    root: PathBuf,
-    tree: Option<Tree>,
-}
-
-impl LateTree {
-    /// The kernel's files are below `root`.
-    pub(crate) fn new(root: &Path) -> Self {
-        LateTree {
-            root: root.to_owned(),
-            tree: None,
+/// A path as a message has it, the start of a long one.
+pub(crate) fn shown(path: &[u8]) -> String {
+    let text = String::from_utf8_lossy(path);
+    let shown = text.chars().map(|one| {
+        if one.is_control() {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            one
         }
-    }
-
-    /// # Errors
-    /// There is no hierarchy of version 2.
-    pub(crate) fn get(&mut self) -> Result<&Tree, NoGroup> {
-        if self.tree.is_none() {
-            self.tree = Some(Tree::open(&self.root)?);
-        }
-        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
-    }
+    });
+    shown.take(256).collect()
 }
 
 /// The names that an absolute path is made of.
-fn names(path: &str) -> Result<Vec<&str>, NoGroup> {
-    let wrong = |why| Err(NoGroup::Path(path.chars().take(256).collect(), why));
-    let Some(inner) = path.strip_prefix('/') else {
+fn names(path: &[u8]) -> Result<Vec<&[u8]>, NoGroup> {
+    let wrong = |why| Err(NoGroup::Path(shown(path), why));
+    let Some(inner) = path.strip_prefix(b"/") else {
         return wrong("it does not begin at the root of the hierarchy");
     };
-    if path.len() > LONGEST || path.contains(['\0', '\n']) {
+    if path.len() > LONGEST || path.iter().any(|byte| matches!(byte, 0 | b'\n')) {
         return wrong("no control group has such a path");
     }
-    let inner = inner.strip_suffix('/').unwrap_or(inner);
+    let inner = inner.strip_suffix(b"/").unwrap_or(inner);
     if inner.is_empty() {
         return Ok(Vec::new());
     }
-    let names: Vec<&str> = inner.split('/').collect();
-    if names.iter().any(|name| matches!(*name, "." | "..")) {
+    let names: Vec<&[u8]> = inner.split(|byte| *byte == b'/').collect();
+    if names.iter().any(|name| matches!(*name, b"." | b"..")) {
         return wrong("it has '.' or '..' for a name");
     }
     if names.iter().any(|name| name.is_empty()) {

@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
-use umpire_service::Peer;
+use umpire_service::{Peer, unmapped_numbers};
 
-use crate::task::{Task, cgroup};
+use crate::task::{Ids, Task, cgroup, number_here};
 
 /// Most threads of a process of another PID namespace among which numbers are looked for:
 /// everybody waits meanwhile.
@@ -28,6 +28,8 @@ pub(crate) struct Client {
     pub(crate) pid: u32,
     /// Its user; [`Peer::UNMAPPED`]: one that this process's user namespace does not have.
     pub(crate) uid: u32,
+    /// Of its groups those that rules name: it may be in 65,536 of them, and each of its
+    /// connections would have all of these.
     pub(crate) groups: Vec<u32>,
     /// Its control group in the unified hierarchy: bytes, like all names of files.
     pub(crate) cgroup: Option<Vec<u8>>,
@@ -75,14 +77,37 @@ pub(crate) enum NoThread {
     Unknown { number: u32, error: io::Error },
 }
 
+/// A number of a message that means no user, or no group of users, of this host's.
+#[derive(Debug, Error)]
+pub(crate) enum NoUser {
+    /// The numbers of its namespaces mean nothing here.
+    #[error(
+        "the process that asks is in a PID namespace that is neither the arbiter's nor below it, \
+         so it cannot be told whom it means; run the arbiter in the host's PID namespace"
+    )]
+    Outside,
+    /// Whoever has its number now is not it.
+    #[error("the process that asks has ended, so it cannot be told whom it means; connect anew")]
+    Gone,
+    /// It cannot be looked at.
+    #[error("the process that asks cannot be looked at, so it cannot be told whom it means: {0}")]
+    NotSeen(String),
+    /// Here that is nobody.
+    #[error(
+        "in the user namespace of the process that asks that is nobody whom the arbiter's knows \
+         (/proc/PID/uid_map, gid_map); ask from the host's"
+    )]
+    None,
+}
+
 impl Client {
-    /// Who has connected.
-    pub(crate) fn of(socket: &impl AsFd) -> io::Result<Self> {
+    /// Who has connected. `is_named`: whether a rule is about that group.
+    pub(crate) fn of(socket: &impl AsFd, is_named: impl Fn(u32) -> bool) -> io::Result<Self> {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
         let mut client = Client {
             pid,
             uid,
-            groups,
+            groups: named(groups, is_named),
             ..Client::default()
         };
         if uid == Peer::UNMAPPED {
@@ -108,6 +133,14 @@ impl Client {
         };
         client.set_process(gone, task, cgroup);
         Ok(client)
+    }
+
+    /// Other rules may be about others of its groups: it is known which it had as it connected.
+    pub(crate) fn look_at_groups(&mut self, socket: &impl AsFd, is_named: impl Fn(u32) -> bool) {
+        // What cannot be told stays as it is known.
+        if let Ok(peer) = Peer::of(socket) {
+            self.groups = named(peer.groups, is_named);
+        }
     }
 
     /// `gone`: whether the process that connected has ended.
@@ -223,6 +256,32 @@ impl Client {
         found.collect()
     }
 
+    /// The user here, or the group of users, that a number of the client's means, whatever user
+    /// namespace it is in.
+    ///
+    /// # Errors
+    /// It means none, or that cannot be told.
+    pub(crate) fn number_here(&self, ids: Ids, number: u32) -> Result<u32, NoUser> {
+        if self.pid == 0 {
+            return Err(NoUser::Outside);
+        }
+        let not_seen = |why: &dyn std::fmt::Display| NoUser::NotSeen(why.to_string());
+        let here = number_here(self.pid, ids, number).map_err(|error| not_seen(&error))?;
+        // Whoever had its number a moment ago has it still, if that is this one.
+        let process = self.process.ok_or_else(|| {
+            let why = self.not_seen.as_ref();
+            why.map_or(NoUser::Gone, |why| not_seen(why))
+        })?;
+        let task = look(self.pid).map_err(|error| not_seen(&error))?;
+        task.filter(|task| task.id == process).ok_or(NoUser::Gone)?;
+        let shared = match ids {
+            Ids::Users => unmapped_numbers().0,
+            Ids::Groups => unmapped_numbers().1,
+        };
+        here.filter(|here| Some(*here) != shared)
+            .ok_or(NoUser::None)
+    }
+
     /// When its process was started, as far as that is known.
     pub(crate) fn started(&self) -> Option<Started> {
         self.process.map(|process| Started(process.started))
@@ -263,6 +322,12 @@ impl Client {
         });
         tasks.collect()
     }
+}
+
+fn named(mut groups: Vec<u32>, is_named: impl Fn(u32) -> bool) -> Vec<u32> {
+    groups.retain(|group| is_named(*group));
+    groups.shrink_to_fit();
+    groups
 }
 
 fn look(number: u32) -> Result<Option<Task>, NoThread> {
@@ -415,6 +480,59 @@ mod tests {
                 .expect_err("it is not")
                 .contains("has ended")
         );
+    }
+
+    #[test]
+    fn a_number_of_a_client_is_its_own_namespaces() {
+        let pid = std::process::id();
+        let me = Client {
+            pid,
+            process: look(pid).expect("it can be looked at").map(|task| task.id),
+            ..Client::default()
+        };
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(me.number_here(Ids::Users, own).expect("a number"), own);
+        let later = me.process.map(|id| ThreadId {
+            started: id.started + 1,
+            ..id
+        });
+        for (client, part) in [
+            (
+                Client {
+                    pid: 0,
+                    ..me.clone()
+                },
+                "PID namespace",
+            ),
+            (
+                Client {
+                    process: None,
+                    ..me.clone()
+                },
+                "has ended",
+            ),
+            (
+                Client {
+                    process: later,
+                    ..me.clone()
+                },
+                "has ended",
+            ),
+            (
+                Client {
+                    process: None,
+                    not_seen: Some("hidepid".to_owned()),
+                    ..me
+                },
+                "hidepid",
+            ),
+        ] {
+            let why = client
+                .number_here(Ids::Groups, 0)
+                .expect_err("nobody")
+                .to_string();
+            assert!(why.contains(part), "{why}");
+        }
     }
 
     /// A lack of descriptors, or of rights, is this process's, and no end of another.

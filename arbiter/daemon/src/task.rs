@@ -125,6 +125,49 @@ pub(crate) fn cgroup(pid: u32) -> io::Result<Option<Vec<u8>>> {
     Ok(line(&text, "0::").map(<[u8]>::to_vec))
 }
 
+/// What numbers of users are told apart by: those of users, and those of their groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ids {
+    Users,
+    Groups,
+}
+
+/// The number that this process has for a user, or a group of users, which another process calls
+/// by `number` in its own namespace: user_namespaces(7), "User and group ID mappings". `None`: it
+/// has none.
+///
+/// # Errors
+/// It cannot be told.
+pub(crate) fn number_here(pid: u32, ids: Ids, number: u32) -> io::Result<Option<u32>> {
+    require_own_proc()?;
+    let file = match ids {
+        Ids::Users => "uid_map",
+        Ids::Groups => "gid_map",
+    };
+    let own = match fs::read(format!("/proc/self/{file}")) {
+        // A kernel without user namespaces.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(number)),
+        own => own?,
+    };
+    let theirs = fs::read(format!("/proc/{pid}/{file}"))?;
+    Ok(mapped(&own, &theirs, number))
+}
+
+/// By the bytes of both maps. That of another namespace has the numbers of who reads it; that of
+/// the reader's own has those of the namespace above, and says nothing here.
+fn mapped(own: &[u8], theirs: &[u8], number: u32) -> Option<u32> {
+    if own == theirs {
+        return Some(number);
+    }
+    theirs.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut words = words(line).map(parsed::<u32>);
+        let (inner, here, length) = (words.next()??, words.next()??, words.next()??);
+        let at = number.checked_sub(inner).filter(|at| *at < length)?;
+        // What has no number here is told as the last one.
+        here.checked_add(at).filter(|here| *here != u32::MAX)
+    })
+}
+
 fn read(folder: &OwnedFd, file: &str) -> io::Result<Vec<u8>> {
     let file = openat(
         folder,
@@ -153,7 +196,7 @@ fn parsed<T: FromStr>(word: &[u8]) -> Option<T> {
 }
 
 /// Whether the kernel says so of a thread that is not there, or has just ended.
-fn is_none(error: &io::Error) -> bool {
+pub(crate) fn is_none(error: &io::Error) -> bool {
     let gone = [Errno::NOENT, Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
     gone.contains(&error.raw_os_error())
 }
@@ -252,6 +295,34 @@ mod tests {
         ] {
             let task = Task::parse(9, stat, &text(line), 2).expect("a thread");
             assert_eq!(task.inner, inner, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_another_namespace_is_the_one_that_is_meant_here() {
+        let host = b"         0          0 4294967295\n";
+        let inner = b"0 100000 1000\n1000 1000 1\n1001 101001 64535\n";
+        let none = b"0 4294967295 10\n";
+        for (own, theirs, number, right) in [
+            (&host[..], &host[..], 1000, Some(1000)),
+            (host, inner, 0, Some(100_000)),
+            (host, inner, 999, Some(100_999)),
+            (host, inner, 1000, Some(1000)),
+            (host, inner, 1001, Some(101_001)),
+            (host, inner, 65_536, None),
+            (host, inner, u32::MAX, None),
+            // Of the same namespace: its map has the numbers of the one above.
+            (inner, inner, 7, Some(7)),
+            (host, none, 0, None),
+            (host, none, 5, None),
+            (host, b"", 0, None),
+            (host, b"0 x 1\n", 0, None),
+        ] {
+            assert_eq!(mapped(own, theirs, number), right, "{number}");
+        }
+        let me = std::process::id();
+        for ids in [Ids::Users, Ids::Groups] {
+            assert_eq!(number_here(me, ids, 77).expect("a map"), Some(77));
         }
     }
 

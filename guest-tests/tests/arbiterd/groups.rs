@@ -2,7 +2,9 @@
 //! arbiters that are killed, and names that are others' by now. Where no hierarchy of version 2
 //! can be written to, that is said, and nothing is tried.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -449,6 +451,51 @@ fn a_group_is_leased_for_others_by_a_right_of_its_own() {
     assert_eq!(reason, Reason::UnknownTenant);
 }
 
+/// Runs a command as root of a user namespace in which user and group 65534 are 7.
+const RENUMBERED: &str = r#"
+import ctypes, os, sys
+(waits, begins), (ready, tells) = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    done = ctypes.CDLL(None).unshare(0x10000000)
+    os.write(tells, b"y" if done == 0 else b"n")
+    os.read(waits, 1)
+    os.execvp(sys.argv[1], sys.argv[1:])
+if os.read(ready, 1) == b"n":
+    print("no user namespace", flush=True)
+    os.kill(child, 9)
+for kind in "uid", "gid":
+    with open(f"/proc/{child}/{kind}_map", "w") as file:
+        file.write("0 0 1\n7 65534 1\n")
+os.write(begins, b"x")
+os.waitpid(child, 0)
+"#;
+
+#[test]
+fn numbers_of_users_are_those_of_the_namespace_of_who_asks() {
+    let name = "numbers_of_users_are_those_of_the_namespace_of_who_asks";
+    let Some(slice) = Slice::new(name) else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let ask = |number: u32| {
+        let request = format!(r#"{{"cgroup": "{job}", "for_uid": {number}, "for_gid": {number}}}"#);
+        ask(&daemon, &[python3(), "-c", RENUMBERED], &request)
+    };
+    let said = ask(7);
+    if said.contains("no user namespace") {
+        println!("skipped: {name}: {said}");
+        return;
+    }
+    assert!(said.starts_with("granted jobs 65534"), "{said}");
+    // Those numbers mean nobody there, whoever has them here.
+    for number in [65534, 1, u32::MAX] {
+        let said = ask(number);
+        assert!(said.contains("nobody whom the arbiter's knows"), "{said}");
+    }
+}
+
 #[test]
 fn whoever_is_in_a_namespace_names_its_own_group() {
     let Some(slice) = Slice::new("whoever_is_in_a_namespace_names_its_own_group") else {
@@ -472,6 +519,37 @@ fn whoever_is_in_a_namespace_names_its_own_group() {
     let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
     assert!(audit.contains(&inner), "{job}: {audit}");
     until_there(&daemon, &[]);
+}
+
+/// The names of control groups are bytes: one that is no text hides no thread.
+#[test]
+fn a_thread_in_a_leased_group_is_found_by_names_of_any_bytes() {
+    let Some(slice) = Slice::new("a_thread_in_a_leased_group_is_found") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let odd = slice.folder.join(OsStr::from_bytes(b"job/B\xfcro"));
+    fs::create_dir(&odd).expect("a group");
+    let mut command = Command::new("cat");
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+    let mut child = child.expect("cat starts");
+    fs::write(odd.join("cgroup.procs"), child.id().to_string()).expect("it goes there");
+    granted(&daemon, &job, 1);
+    let of_thread = Request {
+        counters: vec![Counters::programmable(1)],
+        scope: Some(LeaseScope::Thread),
+        threads: Some(vec![child.id()]),
+        ..Request::default()
+    };
+    let asked = lease(&daemon, &of_thread);
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    let (_, message) = asked.expect_err("it counts by the group's");
+    assert!(
+        message.contains("which has a lease or is below one") && message.contains("/job/B"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Clients that do their worst. Others do not notice.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use serde_json::{Value, json};
 use umpire_lease::Arbiter;
 
 use super::fixture::{Daemon, LONG, programmable};
+use super::python::python3;
 
 fn send(stream: &mut UnixStream, message: &[u8]) {
     // The arbiter may have left already.
@@ -251,4 +254,72 @@ fn a_flood_does_not_keep_others_from_the_arbiter() {
     assert!(granted >= 5);
     // It is as it was.
     drop(daemon.acquire(&programmable(4)));
+}
+
+/// Holds 200 connections at both sockets, as a user in as many groups as there can be, and says
+/// whether it has a lease.
+const GROUPED: &str = r#"
+import json, os, socket, sys
+os.setgroups(list(range(70000, 70000 + 65536)))
+os.setgid(65534)
+os.setuid(65534)
+held = []
+for path, kind in (sys.argv[1], socket.SOCK_STREAM), (sys.argv[1] + ".events", socket.SOCK_SEQPACKET):
+    for _ in range(200):
+        one = socket.socket(socket.AF_UNIX, kind)
+        one.connect(path)
+        held.append(one)
+# Of the tenant whose group it is in.
+request = {"counters": [{"count": 1}], "scope": "thread", "threads": [os.getpid()], "cpus": "0"}
+call = {"method": "io.umpire.Arbiter.Acquire", "parameters": {"request": request}}
+held[0].sendall(json.dumps(call).encode() + b"\0")
+answer = b""
+while not answer.endswith(b"\0"):
+    answer += held[0].recv(1 << 16)
+print("refused" if b'"error"' in answer else "granted", flush=True)
+sys.stdin.read()
+"#;
+
+/// Whoever has user and group numbers of its own (`subgid(5)`) may be in 65,536 groups: what the
+/// arbiter knows of them is what its rules name.
+#[test]
+fn groups_of_clients_take_no_memory() {
+    let name = "groups_of_clients_take_no_memory";
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: {name}: needs root");
+        return;
+    }
+    let config = "[[pmu]]\nprogrammable = 4\nperf-type = 1\n\
+                  [[tenant]]\nname = \"all\"\ngroups = [70007]\nopens-events = true\n";
+    let daemon = Daemon::with(&[], config);
+    daemon.open_to_all();
+    let events = daemon.folder.path().join("socket.events");
+    std::fs::set_permissions(events, std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let resident = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        number
+            .expect("its memory")
+            .parse::<u64>()
+            .expect("a number")
+    };
+    let before = resident();
+    let mut command = Command::new(python3());
+    command.args(["-c", GROUPED]).arg(daemon.socket());
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut said = [0; 8];
+    let read = child
+        .stdout
+        .take()
+        .expect("its output")
+        .read_exact(&mut said);
+    let after = resident();
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    read.expect("it holds them all");
+    assert_eq!(&said, b"granted\n");
+    assert!(after < before + (16 << 10), "{before} KiB, then {after}");
 }

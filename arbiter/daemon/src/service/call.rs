@@ -15,6 +15,7 @@ use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert;
 use crate::groups::Job;
 use crate::peer::Client;
+use crate::task::Ids;
 
 /// Most bytes of a label.
 const MOST_LABEL: usize = 128;
@@ -298,6 +299,12 @@ pub(super) fn owner_or_job(
                    allow it (for-others = true)";
         Denial::from(wire::Refusal::of(Reason::Foreign, why))
     })?;
+    let here = |name, ids, number| {
+        let here = calling.client.number_here(ids, number);
+        here.map_err(|why| Denial::wrong(format!("{name} {number}: {why}")))
+    };
+    let uid = here("for_uid", Ids::Users, uid)?;
+    let gid = here("for_gid", Ids::Groups, gid)?;
     let client = Client {
         uid,
         pid: calling.client.pid,

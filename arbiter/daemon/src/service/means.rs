@@ -8,7 +8,7 @@ use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
 
 use super::call::Calling;
 use crate::convert::Means;
-use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree};
+use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree, shown};
 use crate::peer::Client;
 use crate::task::{self, Task};
 
@@ -77,13 +77,18 @@ impl<'a> Meant<'a> {
 
     /// The group of a path. What is looked at for it is counted also where there is none.
     fn find(&mut self, path: &str) -> Result<NamedGroup, NoGroup> {
+        self.tree_for(path.as_bytes())?.find(path)
+    }
+
+    /// Where the control groups are, to look for one there. That is counted.
+    fn tree_for(&mut self, path: &[u8]) -> Result<&Tree, NoGroup> {
         if self.tree.is_none() {
             *self.looks += MOUNTS;
             *self.tree = Some(Tree::open(self.root)?);
         }
-        *self.looks += path.split('/').take(DEEPEST).count() as u64;
-        let tree = self.tree.as_ref().ok_or(NoGroup::NoHierarchy)?;
-        tree.find(path)
+        let names = path.split(|byte| *byte == b'/');
+        *self.looks += names.take(DEEPEST).count() as u64;
+        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
     }
 
     /// A thread counts for its lease and for that of its group at a time, which nobody has
@@ -123,26 +128,35 @@ impl<'a> Meant<'a> {
         for thread in threads {
             *self.looks += 1;
             // One that has ended runs nowhere, and its end is told of.
-            let Some(path) = task::cgroup(thread.number).ok().flatten() else {
+            let path = match task::cgroup(thread.number) {
+                // One that has ended runs nowhere, and its end is told of.
+                Err(error) if task::is_none(&error) => continue,
+                Err(error) => {
+                    return Err(format!(
+                        "the control group of thread {} cannot be told, and may have a lease: \
+                         {error}",
+                        thread.number
+                    ));
+                }
+                Ok(path) => path,
+            };
+            let Some(path) = path.filter(|path| path != b"/") else {
                 continue;
             };
-            let Ok(path) = String::from_utf8(path) else {
-                continue;
-            };
-            if path == "/" || !seen.insert(path.clone()) {
+            if !seen.insert(path.clone()) {
                 continue;
             }
-            let named = match self.find(&path) {
+            let chain = match self.tree_for(&path).and_then(|tree| tree.chain(&path)) {
                 // Removed since, with nothing in it.
                 Err(NoGroup::NotThere(_)) => continue,
-                named => named.map_err(|why| why.to_string())?,
+                chain => chain.map_err(|why| why.to_string())?,
             };
-            let mut chain = named.group.above.iter().chain([&named.group.id]);
-            if chain.any(|group| leased.contains(group)) {
+            if chain.iter().any(|group| leased.contains(group)) {
                 return Err(format!(
-                    "thread {} runs in control group '{path}', which has a lease or is below one \
+                    "thread {} runs in control group '{}', which has a lease or is below one \
                      that has: what runs there counts by that lease",
-                    thread.number
+                    thread.number,
+                    shown(&path)
                 ));
             }
         }
@@ -172,10 +186,12 @@ fn absolute(path: &str, client: &Client) -> Result<String, NoGroup> {
     if path.starts_with('/') {
         return Ok(path.to_owned());
     }
-    let own = client.cgroup.as_deref();
-    let own = own.and_then(|own| std::str::from_utf8(own).ok());
     let wrong = |why| NoGroup::Path(path.to_owned(), why);
+    let own = client.cgroup.as_deref();
     let own = own.ok_or_else(|| wrong("the caller's own group is not known here"))?;
+    let own = std::str::from_utf8(own).map_err(|_| {
+        wrong("the caller's own group has a name that is not UTF-8, and no message can have that")
+    })?;
     match path {
         "" => Err(wrong("it is empty")),
         "." => Ok(own.to_owned()),

@@ -160,8 +160,10 @@ fn of_kernel(holder: &Holder, beside: Beside<'_>, only: Option<u32>) -> Option<w
             msr_cpus,
             ..
         } => {
-            let mut leases = beside.arbiter.leases();
-            let ours = leases.any(|lease| is_of(holder, lease.owner.pid));
+            // Who has asked for a control group's has ended, mostly, and its number is anybody's.
+            let leases = beside.arbiter.leases();
+            let mut held = leases.filter(|lease| lease.terms.scope.group().is_none());
+            let ours = held.any(|lease| is_of(holder, lease.owner.pid));
             (!ours).then(|| wire::Outsider {
                 what: OutsiderKind::Process,
                 name: comm.clone(),
