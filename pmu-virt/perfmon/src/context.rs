@@ -200,7 +200,7 @@ impl Context {
         };
         let pmu = self.requests.pmu();
         if control.reset_ovfl_pmds {
-            self.sets.reset_overflowed(pmu, Period::Long);
+            self.sets.restart(pmu);
         }
         if self.session.restart(control.mask_monitoring) {
             self.sets.switch(pmu, Period::Long);
@@ -438,6 +438,7 @@ impl Context {
 
         self.session.overflowed(moment, verdict.mask, verdict.block);
         let kept = if verdict.mask {
+            self.sets.note_masked(set);
             pending
         } else {
             verdict.keep.difference(verdict.reset)

@@ -413,11 +413,6 @@ impl EventSet {
         self.overflowed = self.overflowed.union(pmds);
     }
 
-    /// It counts on from what is written to this PMD.
-    pub(super) fn forget_overflow(&mut self, pmd: u16) {
-        self.overflowed.remove(pmd);
-    }
-
     /// What an earlier load has left is forgotten.
     pub(super) fn forget_overflows(&mut self) {
         self.switch_pmds = PmdBits::EMPTY;
@@ -455,14 +450,21 @@ impl EventSet {
         self.reset(pmu, self.overflowed, period);
     }
 
-    /// Loads these PMDs, and those in the `reset_pmds` of their PMCs (6.2.2).
+    /// Loads these PMDs, and those in the `reset_pmds` of their PMCs: their overflows are
+    /// over.
     pub(super) fn reset(&mut self, pmu: &LogicalPmu, pmds: PmdBits, period: Period) {
+        let all = self.load(pmu, pmds, period);
+        self.overflowed = self.overflowed.difference(all);
+    }
+
+    /// Loads these PMDs, and those in the `reset_pmds` of their PMCs (6.2.2); which they are.
+    pub(super) fn load(&mut self, pmu: &LogicalPmu, pmds: PmdBits, period: Period) -> PmdBits {
         let of_pmcs = pmds.iter().map(|pmd| self.pmc_of(pmu, pmd).reset_pmds);
         let all = of_pmcs.fold(pmds, PmdBits::union);
         for pmd in all.iter() {
             self.reload(pmu, pmd, period);
         }
-        self.overflowed = self.overflowed.difference(all);
+        all
     }
 
     /// Loads one PMD. One that neither counts nor samples has nothing that could be loaded.

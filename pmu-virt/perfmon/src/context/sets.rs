@@ -38,6 +38,9 @@ pub(super) struct EventSets {
     pending: PmdBits,
     /// Samplers of the active set whose sample is to be taken.
     due: PmdBits,
+    /// The set whose overflow masked monitoring: PFM_RESTART is about it, whichever is
+    /// active by then.
+    masked_in: Option<u16>,
     /// Time that passed after the active set's timeout was up, and whether it
     /// counts with PFM_SETFL_EXCL_IDLE.
     overdue: Nanos,
@@ -52,6 +55,7 @@ impl EventSets {
             active: 0,
             pending: PmdBits::EMPTY,
             due: PmdBits::EMPTY,
+            masked_in: None,
             overdue: Nanos(0),
             overdue_counts: false,
         }
@@ -233,12 +237,8 @@ impl EventSets {
         let is_active = arg.set == self.active;
         let set = self.find(arg.set, &Name::of_pmd(arg))?;
         let pmd = writable(pmu, arg)?;
-        // Of the active set, what was told of its overflow stays true: PFM_RESTART loads
-        // it with the long reset value that is written here (3.4.2). A set that is not
-        // active counts on from what is written when its turn comes.
-        if !is_active {
-            set.forget_overflow(arg.num);
-        }
+        // What was told of its overflow stays true: PFM_RESTART, or the switch to its set,
+        // loads it with a reset value that is written here (3.4.2, 3.7.7).
         set.write_pmd(pmd, arg);
         if is_active {
             self.pending.remove(arg.num);
@@ -270,7 +270,8 @@ impl EventSets {
         let provenance = set.read(pmd, quantity, arg);
         arg.flags |= provenance << PFM_REG_RETFL_PROV_SHIFT;
         if reset {
-            set.reset(pmu, [arg.num].into_iter().collect(), Period::Long);
+            // As a write, it leaves PFM_RESTART what that has to do.
+            set.load(pmu, [arg.num].into_iter().collect(), Period::Long);
         }
         Ok(())
     }
@@ -411,10 +412,19 @@ impl EventSets {
         }
     }
 
-    /// Loads what has overflowed in the active set and was not reset since.
-    pub(super) fn reset_overflowed(&mut self, pmu: &LogicalPmu, period: Period) {
-        if let Some(set) = self.active_mut() {
-            set.reset_overflowed(pmu, period);
+    /// Monitoring is masked by an overflow of `set`.
+    pub(super) fn note_masked(&mut self, set: u16) {
+        self.masked_in = Some(set);
+    }
+
+    /// PFM_RESTART loads what has overflowed and was not reset since: in the set that
+    /// masked, and in the active one, which the tool may have chosen meanwhile.
+    pub(super) fn restart(&mut self, pmu: &LogicalPmu) {
+        let masked = self.masked_in.take().filter(|set| *set != self.active);
+        for set in [masked, Some(self.active)].into_iter().flatten() {
+            if let Some(set) = self.sets.get_mut(&set) {
+                set.reset_overflowed(pmu, Period::Long);
+            }
         }
     }
 }
@@ -425,6 +435,7 @@ impl EventSets {
     /// is forgotten.
     pub(super) fn begin(&mut self, set: u16) {
         self.end();
+        self.masked_in = None;
         for set in self.sets.values_mut() {
             set.forget_overflows();
         }

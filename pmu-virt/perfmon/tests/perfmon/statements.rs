@@ -389,6 +389,107 @@ const STATEMENTS: &[Statement] = &[
     ),
     (
         "3.4.2",
+        "also of the set that the tool was told of, where it has chosen another one meanwhile",
+        || {
+            for write_first in [true, false] {
+                let mut tool = Tool::new(0)
+                    .sets(vec![set(1, 0, 0, 0)])
+                    .counter((0, 1), NOTIFY, [10, 20, 30])
+                    .counter((1, 1), NOTIFY, [400, 500, 600])
+                    .started(0);
+                tool.count(1, 10);
+                let mut steps = [long_reset(1, 41), start(1)];
+                if !write_first {
+                    steps.reverse();
+                }
+                for step in steps {
+                    must(&mut tool.context, step);
+                }
+                tool.restart();
+                assert_eq!([tool.left(0, 1), tool.left(1, 1)], [41, 400]);
+                // It goes on there.
+                must(&mut tool.context, Call::Stop);
+                must(&mut tool.context, start(0));
+                tool.count(1, 41);
+                assert_eq!(tool.context.phase(), Phase::Masked, "{write_first}");
+            }
+        },
+    ),
+    (
+        "3.4.2, 6.2.2",
+        "a read that resets, between them, leaves the restart what it has to reset",
+        || {
+            let mut tool = Tool::new(0)
+                .counter((0, 1), NOTIFY, [10, 20, 30])
+                .started(0);
+            tool.count(1, 10);
+            let reads = PmdArg {
+                flags: pfm::PFM_REGFL_READ_RESET,
+                ..pmd(0, 1, 0)
+            };
+            must(&mut tool.context, Call::ReadPmds(vec![reads]));
+            must(&mut tool.context, long_reset(1, 77));
+            tool.restart();
+            assert_eq!(tool.left(0, 1), 77);
+        },
+    ),
+    (
+        "3.4.2",
+        "each write of an overflowed PMD counts, the last one and its long reset value above all",
+        || {
+            let mut tool = Tool::new(0)
+                .counter((0, 1), NOTIFY, [10, 20, 30])
+                .started(0);
+            tool.count(1, 10);
+            for drawn in [5, 6, 7] {
+                must(&mut tool.context, long_reset(1, drawn));
+                // What the control says may change as well.
+                let control = PmcArg {
+                    flags: NOTIFY,
+                    ..pmc(0, 1, COUNTS)
+                };
+                must(&mut tool.context, Call::WritePmcs(vec![control]));
+                must(&mut tool.context, Call::Stop);
+                must(&mut tool.context, Call::Start(None));
+            }
+            tool.restart();
+            assert_eq!(tool.left(0, 1), 7);
+            assert_eq!(tool.refused(Call::Restart), Errno::EBUSY, "once is enough");
+        },
+    ),
+    (
+        "3.7.7",
+        "a write between two turns of a set leaves what overflowed last to the next turn",
+        || {
+            let switches = pfm::PFM_SETFL_OVFL_SWITCH;
+            let mut tool = Tool::new(0).sets(vec![set(0, switches, 0, 0), set(1, switches, 0, 0)]);
+            let periods = |id, short: u64| PmdArg {
+                ovflsw_thres: 1,
+                short_reset: period(short),
+                ..pmd(id, 0, period(10))
+            };
+            for id in [0, 1] {
+                must(&mut tool.context, Call::WritePmcs(vec![pmc(id, 0, COUNTS)]));
+                must(
+                    &mut tool.context,
+                    Call::WritePmds(vec![periods(id, 40 + u64::from(id))]),
+                );
+            }
+            let mut tool = tool.started(0);
+            tool.count(0, 10);
+            assert_eq!(tool.context.active_set(), 1);
+            let shorter = PmdArg {
+                value: 0,
+                ..periods(0, 33)
+            };
+            must(&mut tool.context, Call::WritePmds(vec![shorter]));
+            tool.count(0, 10);
+            assert_eq!(tool.context.active_set(), 0);
+            assert_eq!(tool.left(0, 0), 33, "or it would never switch again");
+        },
+    ),
+    (
+        "3.4.2",
         "a write while nothing has overflowed leaves the restart nothing to reset",
         || {
             let mut tool = Tool::new(0)

@@ -139,11 +139,10 @@ impl Model {
         };
         set.pmds.insert(arg.num, pmd);
         // A new value is a new period: a wrap of the old one that nobody has dealt with is
-        // history. What was dealt with is over with PFM_RESTART alone (3.4.2).
+        // history. What was dealt with is over with PFM_RESTART, or when the set has its turn
+        // (3.4.2, 3.7.7).
         if arg.set == self.active {
             self.wrapped.remove(&arg.num);
-        } else {
-            set.overflowed.remove(&arg.num);
         }
         Ok(())
     }
@@ -189,7 +188,11 @@ impl Model {
         };
         arg.flags |= how << pfm::PFM_REG_RETFL_PROV_SHIFT;
         if resets {
+            // A tool's own reset is no restart: what has overflowed has.
+            let overflowed = self.sets[&arg.set].overflowed.clone();
             self.reset(arg.set, [arg.num].into(), true);
+            let set = self.sets.get_mut(&arg.set).expect("the set");
+            set.overflowed = overflowed;
         }
         Ok(())
     }
@@ -313,6 +316,7 @@ impl Model {
         self.state = State::Loaded;
         self.generation = self.generation.wrapping_add(1);
         self.queue.clear();
+        self.masked_in = None;
         for set in self.sets.values_mut() {
             set.triggers.clear();
             set.overflowed.clear();

@@ -142,6 +142,7 @@ impl Model {
         if masked {
             // Masked: reset and switch wait for PFM_RESTART.
             self.state = State::Masked;
+            self.masked_in = Some(active);
             verdict.reset.clear();
             verdict.keep.clone_from(&wrapped);
         }
@@ -271,8 +272,13 @@ impl Model {
             }
         };
         if reset {
-            let overflowed = self.active().overflowed.clone();
-            self.reset(self.active, overflowed, true);
+            // Those of the set that the tool was told of, and of the one that counts now.
+            let mut sets = BTreeSet::from([self.active]);
+            sets.extend(self.masked_in.take());
+            for id in sets {
+                let overflowed = self.sets[&id].overflowed.clone();
+                self.reset(id, overflowed, true);
+            }
         }
         self.blocked = false;
         self.state = if mask { State::Masked } else { State::Loaded };

@@ -114,6 +114,8 @@ pub(crate) struct Model {
     sets: BTreeMap<u16, Set>,
     /// Counters of the active set that have wrapped and were not dealt with.
     pub(crate) wrapped: BTreeSet<u16>,
+    /// The set in which monitoring was masked by an overflow that no restart has reset yet.
+    masked_in: Option<u16>,
     late: u64,
     late_counts: bool,
     /// The last overflow that was dealt with.
@@ -218,6 +220,7 @@ impl Model {
             switch_later: false,
             sets: BTreeMap::from([(0, Set::default())]),
             wrapped: BTreeSet::new(),
+            masked_in: None,
             late: 0,
             late_counts: false,
             at: None,
