@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use emu::State;
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -342,12 +343,34 @@ struct LoaderFile(OwnedFd);
 
 impl LoaderFile {
     fn new(name: &str, bytes: &[u8]) -> io::Result<Self> {
-        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+        let create = |flag| memfd_create(name, MemfdFlags::CLOEXEC | flag);
+        // Kernels before 6.3 know no files that are never executed; others may make no other.
+        let file = match create(MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => create(MemfdFlags::empty())?,
+            made => made?,
+        };
+        let file = File::from(file);
         file.write_all_at(bytes, 0)?;
         Ok(Self(file.into()))
     }
 
     fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::fstat;
+
+    use super::*;
+
+    #[test]
+    fn what_the_loader_reads_is_never_executed() {
+        let file = LoaderFile::new("test", b"kernel").expect("a memory file");
+        assert_eq!(std::fs::read(file.path()).expect("it is read"), b"kernel");
+        let knows = memfd_create("test", MemfdFlags::NOEXEC_SEAL).is_ok();
+        let mode = fstat(&file.0).expect("its mode").st_mode;
+        assert!(!knows || mode & 0o111 == 0, "{mode:o}");
     }
 }
