@@ -36,6 +36,14 @@ impl Document {
             }
         }
     }
+
+    /// Whether it is all there: its file may have been cut, as somebody kept too many.
+    pub(crate) fn is_whole(&self) -> bool {
+        match self {
+            Self::Short(_) => true,
+            Self::Long(file) => !file.is_cut(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
     FallocateFlags, IFlags, MemfdFlags, Mode, SealFlags, fallocate, fchmod, fcntl_add_seals,
@@ -20,6 +21,7 @@ use rustix::process::{Resource, getrlimit};
 pub(crate) struct MemoryFile {
     file: OwnedFd,
     bytes: u64,
+    cut: AtomicBool,
 }
 
 impl MemoryFile {
@@ -49,7 +51,8 @@ impl MemoryFile {
         fchmod(&file, Mode::RUSR)?;
         // Nobody does for writing, where the VMM may say so; `guard` is for where it may not.
         let _ = ioctl_setflags(&file, IFlags::IMMUTABLE);
-        Ok(Self { file, bytes })
+        let cut = AtomicBool::new(false);
+        Ok(Self { file, bytes, cut })
     }
 
     /// A file that has these bytes, and that nobody changes.
@@ -90,12 +93,18 @@ impl MemoryFile {
     /// # Errors
     /// The kernel refuses.
     pub(crate) fn cut(&self) -> io::Result<()> {
+        self.cut.store(true, Ordering::Relaxed);
         let cut = || retry_on_intr(|| ftruncate(&self.file, 0));
         // A kernel may take that for a change of what is immutable.
         Ok(cut().or_else(|_| {
             let _ = ioctl_setflags(&self.file, IFlags::empty());
             cut()
         })?)
+    }
+
+    /// Whether its memory was given back.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
     }
 
     /// How many bytes it was made with.

@@ -76,11 +76,17 @@ impl Answer {
     /// What `value` is in JSON, made for this answer.
     pub(super) fn json(value: &impl Serialize) -> Self {
         match Document::of(value) {
-            Ok(document) => Self {
-                is_files_last_use: true,
-                ..Self::document(&document)
-            },
+            Ok(document) => Self::last_of(&document),
             Err(refusal) => refusal.into(),
+        }
+    }
+
+    /// A document that is written anew before long: who gets too many of its like loses the
+    /// oldest.
+    pub(super) fn last_of(document: &Document) -> Self {
+        Self {
+            is_files_last_use: true,
+            ..Self::document(document)
         }
     }
 

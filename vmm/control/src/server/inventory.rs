@@ -1,6 +1,6 @@
 //! What there is: the answers to LIST, FORMATS and MODEL.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::answer::{Answer, ConnectionId, RequestId};
 use super::contexts::Contexts;
 use super::contexts::table::{Attachment, ContextEntry};
 use super::{Countable, ServedVm};
+use crate::document::Document;
 use crate::job::{ContextView, INSPECTION, Target, View, Work};
 use crate::message_queue::unread;
 
@@ -39,8 +40,10 @@ pub(super) struct ListRequests {
     /// not asked again until they have.
     out: BTreeSet<Target>,
     seen: BTreeMap<Target, View>,
-    /// Until then, what was seen serves a further request.
+    /// Until then, the last answer serves a further request.
     fresh: Option<Instant>,
+    /// It is written once for all: there may be thousands of contexts in it.
+    last: Option<Document>,
 }
 
 /// An answer, and the requests that it is for.
@@ -75,8 +78,13 @@ impl ListRequests {
     pub(super) fn request(&mut self, request: RequestId, contexts: &Contexts) -> Option<Answer> {
         let now = Instant::now();
         if self.due.is_none() {
-            if self.fresh.is_some_and(|until| now < until) {
-                return Some(Answer::json(&self.machine_info(contexts)));
+            let is_fresh = self.fresh.is_some_and(|until| now < until);
+            if let Some(last) = self
+                .last
+                .as_ref()
+                .filter(|last| is_fresh && last.is_whole())
+            {
+                return Some(Answer::last_of(last));
             }
             self.seen.clear();
             self.due = Some(now + PATIENCE);
@@ -122,7 +130,12 @@ impl ListRequests {
 
     fn answer(&mut self, contexts: &Contexts) -> Option<ListAnswer> {
         self.due.take()?;
-        let answer = Answer::json(&self.machine_info(contexts));
+        let written = Document::of(&self.machine_info(contexts));
+        let answer = match &written {
+            Ok(document) => Answer::last_of(document),
+            Err(refusal) => refusal.clone().into(),
+        };
+        self.last = written.ok();
         Some((std::mem::take(&mut self.waiting), answer))
     }
 
@@ -173,13 +186,13 @@ impl ListRequests {
         };
         let of_vcpus = self.seen.values().flat_map(|view| &view.vcpus);
         let of_cores = self.seen.values().flat_map(|view| &view.cores);
-        let views: Vec<ContextView> = of_vcpus
+        let views: HashMap<ContextId, &ContextView> = of_vcpus
             .flat_map(|view| &view.contexts)
             .chain(of_cores.flat_map(|view| &view.contexts))
-            .copied()
+            .map(|view| (view.id, view))
             .collect();
         let context = |(id, entry): (ContextId, &ContextEntry)| {
-            context_info(id, entry, views.iter().find(|view| view.id == id))
+            context_info(id, entry, views.get(&id).copied())
         };
         MachineInfo {
             pid: std::process::id(),

@@ -158,14 +158,18 @@ impl GuestKernel for Symbols {
 
 /// The file that KERNEL, or another command with a document for its argument, is answered with.
 fn file_of(stage: &Stage, command: u16, argument: &[u8]) -> OwnedFd {
-    let address = SocketAddrUnix::new(stage.socket()).unwrap();
+    file_at(&stage.socket(), command, argument)
+}
+
+fn file_at(socket: &std::path::Path, command: u16, argument: &[u8]) -> OwnedFd {
+    let address = SocketAddrUnix::new(socket).unwrap();
     let address = &address;
     let mut link = umpire_perfmon::link::Link::connect(address, Duration::from_secs(20)).unwrap();
     let mut packet = Box::new([0; MAX_PACKET]);
     let at = umpire_perfmon::link::ARGUMENT;
     packet[at..at + argument.len()].copy_from_slice(argument);
     let question = umpire_perfmon::link::Question {
-        nargs: 1,
+        nargs: i32::from(!argument.is_empty()),
         length: argument.len(),
         ..umpire_perfmon::link::Question::plain(command)
     };
@@ -199,6 +203,61 @@ fn a_kernel_is_one_file_for_all_who_ask() {
         assert!(rustix::io::pwrite(&file, b"x", 0).is_err());
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
     }
+}
+
+/// A list of thousands of contexts is written once for all who ask meanwhile, and anew once
+/// nobody has it any more.
+#[test]
+fn a_list_is_one_file_for_all_who_ask() {
+    let list = perfmon_abi::wire::Extension::List.number();
+    let stage = Stage::new();
+    let contexts: Vec<ContextHandle> = (0..600)
+        .map(|_| stage.client.create(0, None, &[]).unwrap())
+        .collect();
+    let inode = |file: &OwnedFd| fstat(file).unwrap().st_ino;
+    let (queues, socket) = (&stage.queues.vcpus, stage.socket());
+    let ask = move || file_at(&socket, list, &[]);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(move || {
+            let began = Instant::now();
+            let mut last = ask();
+            // On a busy machine few requests come within one answer's time.
+            loop {
+                let next = ask();
+                if inode(&last) == inode(&next) {
+                    return next;
+                }
+                assert!(began.elapsed() < Duration::from_secs(20), "never the same");
+                last = next;
+            }
+        });
+        while !asked.is_finished() {
+            inspect(&queues[0], 0);
+            inspect(&queues[1], 1);
+            std::thread::yield_now();
+        }
+        let file = asked.join().unwrap();
+        let machine: perfmon_abi::wire::info::MachineInfo =
+            serde_json::from_reader(std::fs::File::from(file)).unwrap();
+        assert_eq!(machine.contexts.len(), contexts.len());
+    });
+}
+
+/// What its readers kept too many of was cut, and is not handed out again.
+#[test]
+fn a_document_that_was_cut_is_not_whole() {
+    let document = crate::document::Document::of(&"x".repeat(100_000)).unwrap();
+    assert!(document.is_whole());
+    let mut handed = super::super::handed::Handed::default();
+    let mut hand = |document: &crate::document::Document| match document {
+        crate::document::Document::Long(file) => handed.add(7, file),
+        crate::document::Document::Short(_) => unreachable!("it is long"),
+    };
+    hand(&document);
+    for _ in 0..16 {
+        hand(&crate::document::Document::of(&"y".repeat(100_000)).unwrap());
+    }
+    assert!(!document.is_whole());
 }
 
 /// Answers that are made for one request take no more memory than they may, whoever keeps them.
