@@ -20,5 +20,6 @@ mod oracle;
 mod paging;
 mod random;
 mod system;
+mod undefined;
 mod vector;
 mod x87;

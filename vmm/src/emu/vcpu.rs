@@ -920,13 +920,13 @@ impl EmuVcpu {
     }
 }
 
-/// Until when it may not run, for having presented too many wrong cookies.
 /// The state of a PMU that has its core to itself, on which it stays.
 fn settled(pmu: &mut VcpuPmu, core: Option<&mut CorePmu>) -> Option<PmuState> {
     pmu.settle(core).ok()?;
     pmu.save().ok()
 }
 
+/// Until when it may not run, for having presented too many wrong cookies.
 fn locked_out(pmu: &VcpuPmu) -> Option<Tsc> {
     pmu.claims().locked_out_until()
 }

@@ -15,7 +15,7 @@ pub(crate) const DATA_LEN: usize = 8192;
 const PAGE: usize = 4096;
 
 /// Registers, code and memory before.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Case {
     pub(crate) registers: [u64; 16],

@@ -1,5 +1,7 @@
 //! A child process whose signal handler plays cases, one a signal; `emu-fpu`'s tests have it too.
 
+use std::fmt::Debug;
+
 const STACK: usize = 1 << 17;
 
 /// What a signal calls, with SA_SIGINFO.
@@ -29,7 +31,7 @@ pub(crate) fn shared_memory(at: u64, bytes: usize, rights: libc::c_int) -> *mut 
 
 /// Has a child begin with `begin`, which gets the memory that both share: `head`, the cases, and
 /// room for what they come to, which is zeroed. `reached`: how far the child has come.
-pub(crate) fn play<H: Copy, C: Clone, O: Clone>(
+pub(crate) fn play<H: Copy, C: Clone + Debug, O: Clone>(
     head: H,
     cases: &[C],
     begin: fn(*mut H, *const C, *mut O) -> !,
@@ -53,7 +55,9 @@ pub(crate) fn play<H: Copy, C: Clone, O: Clone>(
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        assert_eq!(status, 0, "case {} of the child", reached(&*shared));
+        let reached = reached(&*shared);
+        let case = (reached as usize).checked_sub(1).map(|at| &cases[at]);
+        assert_eq!(status, 0, "case {reached} of the child, {case:x?}");
         let all = std::slice::from_raw_parts(outcomes, cases.len()).to_vec();
         libc::munmap(map.cast(), bytes + 64);
         all
