@@ -26,8 +26,8 @@ pub(crate) struct Task {
     pub(crate) inner: Option<u32>,
     /// It is ending, or runs no more and has its number until somebody has asked how it ended.
     pub(crate) ended: bool,
-    /// Its user may look into it: it runs no set-user-ID program, and nothing that its user may
-    /// not read. Of root's processes that cannot be told.
+    /// Its user may look into it, by `PR_SET_DUMPABLE` of prctl(2): it runs no program with more
+    /// rights than its user, and has not said so itself. Of root's processes that cannot be told.
     pub(crate) dumpable: bool,
 }
 

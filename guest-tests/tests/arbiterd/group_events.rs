@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -360,15 +360,16 @@ fn a_job_has_events_of_its_own_processes_alone() {
     let daemon = daemon();
     let (job, _) = (slice.make("/job"), slice.make("/other"));
     let id = lease(&daemon, &job, 1, true);
-    // Programs that run with root's rights, and that nobody may read.
-    let folder = daemon.folder.path();
-    let programs = [("suid", 0o4755), ("hidden", 0o711)].map(|(name, mode)| {
-        let path = folder.join(name);
-        fs::copy("/bin/sleep", &path).expect("a copy");
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is ours");
-        path.display().to_string()
-    });
-    let [suid, hidden] = programs.map(|path| slice.start("/job", as_nobody(&path, &["600"])).id());
+    // A program that runs with root's rights, and one that lets nobody look into it.
+    let suid = daemon.folder.path().join("suid");
+    fs::copy("/bin/sleep", &suid).expect("a copy");
+    fs::set_permissions(&suid, fs::Permissions::from_mode(0o4755)).expect("it is ours");
+    let suid = suid.display().to_string();
+    let suid = slice.start("/job", as_nobody(&suid, &["600"])).id();
+    let hides = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); time.sleep(600)";
+    let hidden = slice
+        .start("/job", as_nobody(python3(), &["-c", hides]))
+        .id();
     let own = slice.start("/job", as_nobody("sleep", &["600"])).id();
     let roots = slice.start("/job", Command::new("cat")).id();
     let outside = slice.start("/other", as_nobody("sleep", &["600"])).id();
@@ -379,6 +380,10 @@ fn a_job_has_events_of_its_own_processes_alone() {
         while name().starts_with("setpriv") {
             assert!(Instant::now() < until, "{}", name());
         }
+    }
+    let status = format!("/proc/{hidden}/status");
+    while fs::metadata(&status).expect("it runs").uid() != 0 {
+        assert!(Instant::now() < until, "it lets others look");
     }
     for (thread, why) in [
         (roots, "not of user 65534"),

@@ -294,8 +294,8 @@ impl<'a> Asking<'a> {
         }
         if !self.caller.operator && !task.dumpable {
             return foreign(format!(
-                "nobody may look into the process of thread {number}: it runs a set-user-ID \
-                 program, or one that its user may not read (prctl(2), PR_SET_DUMPABLE)"
+                "nobody may look into the process of thread {number}: it runs a program with more \
+                 rights than its user, or has said so itself (prctl(2), PR_SET_DUMPABLE)"
             ));
         }
         Ok(Some(number))
