@@ -102,7 +102,14 @@ impl VmLease {
             wanted = Wanted::of(holds, there(&places, &plan.cpus).1, true);
         }
         let id = kept.lease().id;
-        log::info!("lease {id} on the host's counters: {held} of {all}");
+        match kept.lease().within {
+            None => log::info!("lease {id} on the host's counters: {held} of {all}"),
+            // Whoever began the VM asked for no group.
+            Some(above) => log::warn!(
+                "lease {id} on the host's counters: {held} of {all}, out of lease {above}, of the \
+                 control group that the VM is in"
+            ),
+        }
         Ok(VmLease {
             plan,
             kept,

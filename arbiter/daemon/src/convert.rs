@@ -1,9 +1,11 @@
 //! Requests of the wire to terms, and leases to the wire and the journal.
 
+use std::sync::Arc;
+
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
     Asker, Change, CounterKind, CpuSet, Demand, Group, HostArbiter, Lease, LeaseId, LeaseScope,
-    PmuId, Refusal, Scope, Terms, ThreadId, Waits,
+    Part, PmuId, Refusal, Scope, Terms, ThreadId, Waits,
 };
 use umpire_lease as wire;
 
@@ -26,8 +28,12 @@ pub(crate) struct Wrong(pub(crate) String);
 
 /// What the names in a request mean. Each error is one line.
 pub(crate) trait Means {
-    /// The threads of these numbers.
-    fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String>;
+    /// The threads of these numbers, and the innermost control group with a lease in which they
+    /// run.
+    fn threads(&mut self, numbers: &[u32]) -> Result<(Vec<ThreadId>, Option<Arc<Group>>), String>;
+    /// The process that asks, and the innermost control group with a lease in which it runs;
+    /// `None`: it runs in none.
+    fn own_group(&mut self) -> Result<Option<(ThreadId, Arc<Group>)>, String>;
     /// The control group of this path, which may be leased for whom the request is.
     fn group(&mut self, path: &str) -> Result<Group, String>;
 }
@@ -45,8 +51,9 @@ pub(crate) fn terms(
         None => demands.len(),
         Some(number) => usize::try_from(number).unwrap_or(usize::MAX),
     };
+    let scope = scope(request, means)?;
     let cpus = match request.cpus.as_deref() {
-        None => usable(arbiter, tenant, &demands),
+        None => usable(arbiter, tenant, &demands, &scope),
         Some(text) if text.len() > MOST_LIST => {
             return Err(Wrong(format!(
                 "the list of CPUs is of {MOST_LIST} bytes at most; give ranges"
@@ -56,10 +63,8 @@ pub(crate) fn terms(
             .parse::<CpuSet>()
             .map_err(|error| Wrong(format!("cpus '{text}': {error}")))?,
     };
-    let scope = scope(request, means)?;
-    if let Scope::Thread(threads) = &scope
-        && threads.len() * cpus.len() > MOST_THREADS_TIMES_CPUS
-    {
+    let threads = scope.threads();
+    if threads.len() * cpus.len() > MOST_THREADS_TIMES_CPUS {
         return Err(Wrong(format!(
             "{} threads on {} CPUs are too many for a lease; name fewer of either",
             threads.len(),
@@ -117,21 +122,26 @@ fn scope(request: &wire::Request, means: &mut dyn Means) -> Result<Scope, Wrong>
         (Some(LeaseScope::Cgroup), None) => {
             let path = request.cgroup.as_deref();
             let path = path.ok_or_else(|| Wrong("scope cgroup: name the cgroup".to_owned()))?;
-            means.group(path).map(Scope::Group).map_err(Wrong)
+            let group = means.group(path).map_err(Wrong)?;
+            Ok(Scope::Group(Arc::new(group)))
         }
         (Some(LeaseScope::Cgroup), Some(_)) => Err(Wrong(
             "threads were named; ask with scope thread".to_owned(),
         )),
-        (None | Some(LeaseScope::Cpu), None) => Ok(Scope::Cpu),
-        (None | Some(LeaseScope::Cpu), Some(_)) => Err(Wrong(
+        (None, None) => Ok(own_part(means)?.unwrap_or(Scope::Cpu)),
+        (Some(LeaseScope::Cpu), None) => Ok(Scope::Cpu),
+        (Some(LeaseScope::Part), None) => own_part(means)?.ok_or_else(|| {
+            let what = "scope part: the caller runs in no control group that has a lease";
+            Wrong(what.to_owned())
+        }),
+        (None | Some(LeaseScope::Cpu | LeaseScope::Part), Some(_)) => Err(Wrong(
             "threads were named; ask with scope thread".to_owned(),
         )),
         (Some(LeaseScope::Thread), numbers) => {
-            let numbers = numbers.as_deref().unwrap_or_default();
-            Ok(Scope::Thread(threads_of(numbers, means)?))
+            threads_of(numbers.as_deref().unwrap_or_default(), means)
         }
         (Some(other @ LeaseScope::Other(_)), _) => Err(Wrong(format!(
-            "scope '{other}': give cpu, thread or cgroup"
+            "scope '{other}': give cpu, thread, cgroup or part"
         ))),
     }
 }
@@ -147,8 +157,20 @@ fn waits(ms: Option<i64>) -> Result<Waits, Wrong> {
     }
 }
 
-/// The threads of a request, each once.
-fn threads_of(numbers: &[u32], means: &mut dyn Means) -> Result<Vec<ThreadId>, Wrong> {
+/// A part of what the caller's control group has, if that has a lease.
+fn own_part(means: &mut dyn Means) -> Result<Option<Scope>, Wrong> {
+    let own = means.own_group().map_err(Wrong)?;
+    Ok(own.map(|(process, of)| {
+        Scope::Part(Box::new(Part {
+            of,
+            threads: vec![process],
+            with_others: true,
+        }))
+    }))
+}
+
+/// The threads of a request, each once, and where they are.
+fn threads_of(numbers: &[u32], means: &mut dyn Means) -> Result<Scope, Wrong> {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();
     numbers.dedup();
@@ -157,14 +179,37 @@ fn threads_of(numbers: &[u32], means: &mut dyn Means) -> Result<Vec<ThreadId>, W
             "a lease is for {MOST_THREADS} threads at most"
         )));
     }
-    let mut threads = means.threads(&numbers).map_err(Wrong)?;
+    let (mut threads, of) = means.threads(&numbers).map_err(Wrong)?;
     threads.sort_unstable();
-    Ok(threads)
+    Ok(match of {
+        None => Scope::Thread(threads),
+        Some(of) => Scope::Part(Box::new(Part {
+            of,
+            threads,
+            with_others: false,
+        })),
+    })
 }
 
-/// All CPUs that the tenant may use, and that have the PMUs.
-fn usable(arbiter: &HostArbiter, tenant: arbiter_host::TenantId, demands: &[Demand]) -> CpuSet {
+/// The innermost lease out of which one is taken.
+fn within<'a>(arbiter: &'a HostArbiter, scope: &Scope) -> Option<&'a Lease> {
+    let leased = arbiter.leased_groups();
+    let mut leases = scope.above().rev().filter_map(|group| leased.get(&group));
+    arbiter.lease(*leases.next()?.first()?)
+}
+
+/// All CPUs that the tenant may use, and that have the PMUs; of those of the lease out of which it
+/// is taken.
+fn usable(
+    arbiter: &HostArbiter,
+    tenant: arbiter_host::TenantId,
+    demands: &[Demand],
+    scope: &Scope,
+) -> CpuSet {
     let mut cpus = arbiter.online().clone();
+    if let Some(above) = within(arbiter, scope) {
+        cpus = cpus.and(&above.terms.cpus);
+    }
     if let Some(own) = arbiter
         .policy()
         .tenant(tenant)
@@ -272,10 +317,8 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
     let now = arbiter.now();
     let terms = &lease.terms;
     let tenant = arbiter.policy().tenant(lease.owner.tenant);
-    let threads = match &terms.scope {
-        Scope::Cpu | Scope::Group(_) => None,
-        Scope::Thread(threads) => Some(threads.iter().map(|thread| thread.number).collect()),
-    };
+    let is_part = matches!(&terms.scope, Scope::Part(part) if part.with_others);
+    let threads = terms.scope.threads().iter().filter(|_| !is_part);
     wire::Lease {
         id: lease.id.0,
         generation: lease.generation,
@@ -285,7 +328,8 @@ pub(crate) fn lease(arbiter: &HostArbiter, lease: &Lease) -> wire::Lease {
         label: lease.owner.label.clone(),
         cpus: terms.cpus.to_string(),
         scope: terms.scope.word(),
-        threads: threads.unwrap_or_default(),
+        within: within(arbiter, &terms.scope).map(|lease| lease.id.0),
+        threads: threads.map(|thread| thread.number).collect(),
         guaranteed: terms.guaranteed,
         priority: terms.priority,
         preemptible: terms.preemptible,
@@ -331,7 +375,9 @@ pub(crate) fn refusal(arbiter: &HostArbiter, refusal: &Refusal) -> wire::Refusal
     let by: &[LeaseId] = match refusal {
         Refusal::Held { by, .. } | Refusal::GroupsBelow { by } => by,
         Refusal::BeyondGroup { above, .. } => above.as_slice(),
-        Refusal::TooManyBelow { above, .. } => std::slice::from_ref(above),
+        Refusal::TooManyBelow { above, .. } | Refusal::TooManyThreadsBelow { above, .. } => {
+            std::slice::from_ref(above)
+        }
         Refusal::Behind { lease } | Refusal::Wanted { by: lease } => std::slice::from_ref(lease),
         _ => &[],
     };

@@ -9,14 +9,15 @@ use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId};
+use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId, Scope};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use umpire_service::Poll;
 
-use crate::groups::{NoGroup, Tree};
+use crate::groups::{Tree, has_moved, path_of};
 use crate::journal::Entry;
 use crate::service::Service;
+use crate::task::Task;
 
 /// Most groups that are looked at in one go.
 const LOOKS_AT: usize = 256;
@@ -53,6 +54,8 @@ pub(crate) struct Groups {
     /// Where they are, once one was looked for.
     tree: Option<Tree>,
     looked_at: Option<GroupId>,
+    /// The lease for threads whose groups were looked at last.
+    moved_of: Option<LeaseId>,
     ended: EndedGroups,
     /// The last look could not be taken, and that was said.
     blind: bool,
@@ -85,6 +88,7 @@ impl Groups {
             watched: BTreeMap::new(),
             tree: None,
             looked_at: None,
+            moved_of: None,
             ended: EndedGroups::new(),
             blind: false,
         })
@@ -157,42 +161,10 @@ impl Groups {
     }
 
     /// The events of the group itself; `None`: it is gone, whoever has its path now.
-    ///
-    /// # Errors
-    /// It cannot be looked for.
-    fn events_of(&mut self, service: &Service, group: &Group) -> Result<Option<File>, NoGroup> {
-        let tree = match &self.tree {
-            Some(tree) => tree,
-            None => self.tree.insert(Tree::open(&service.config().root)?),
-        };
-        let named = match tree.find(&group.path) {
-            Err(NoGroup::NotThere(_)) => return Ok(None),
-            named => named?,
-        };
-        if named.group.id != group.id {
-            return Ok(None);
-        }
-        match named.events() {
-            Err(error) if is_gone(error) => Ok(None),
-            events => events
-                .map(Some)
-                .map_err(|error| NoGroup::Io(group.path.clone(), error.into())),
-        }
-    }
-
-    /// What runs in a group that is watched.
-    fn see(&mut self, service: &Service, group: &WatchedGroup) -> Result<Seen, NoGroup> {
-        let seen = |events: &File| {
-            let failed = |error: Errno| NoGroup::Io(group.group.path.clone(), error.into());
-            is_populated(events).map_err(failed)
-        };
-        match &group.events {
-            Some(events) => seen(events),
-            None => match self.events_of(service, &group.group)? {
-                Some(events) => seen(&events),
-                None => Ok(Seen::Gone),
-            },
-        }
+    fn events_of(&mut self, service: &Service, group: &Group) -> Option<File> {
+        let named = self.tree(service)?.find(&group.path).ok()?;
+        let is_it = named.group.id == group.id;
+        named.events().ok().filter(|_| is_it)
     }
 
     fn leave(&mut self, lease: LeaseId) {
@@ -239,6 +211,79 @@ impl Groups {
         for group in overdue {
             self.look_at(service, group, now);
         }
+        self.look_who_moved(service);
+    }
+
+    /// Looks at the threads of a few leases: the kernel does not tell who is moved into another
+    /// group.
+    fn look_who_moved(&mut self, service: &Service) {
+        let arbiter = service.arbiter();
+        if arbiter.leased_groups().is_empty() {
+            return;
+        }
+        let after = self.moved_of.take();
+        let for_threads = arbiter.leases().filter(|lease| {
+            !lease.terms.scope.threads().is_empty() && after.is_none_or(|after| lease.id > after)
+        });
+        let mut looked = 0;
+        let mut moved = Vec::new();
+        for lease in for_threads {
+            let scope = &lease.terms.scope;
+            looked += scope.threads().len();
+            if self.has_moved(service, scope) {
+                moved.push(lease.id);
+            }
+            // The rest the next time.
+            if looked >= LOOKS_AT {
+                self.moved_of = Some(lease.id);
+                break;
+            }
+        }
+        for lease in moved {
+            self.ended.insert(lease, Cause::MovedAway);
+        }
+    }
+
+    fn has_moved(&mut self, service: &Service, scope: &Scope) -> bool {
+        let mut seen: BTreeMap<String, bool> = BTreeMap::new();
+        let mut threads = scope.threads().iter();
+        threads.any(|thread| {
+            // The end of one that has ended is told of by itself.
+            let path = match Task::of(thread.number) {
+                Ok(Some(task)) if task.id == *thread && !task.ended => path_of(*thread),
+                _ => return false,
+            };
+            let Ok(path) = path else {
+                return false;
+            };
+            let path = path.unwrap_or_default();
+            if let Some(moved) = seen.get(&path) {
+                return *moved;
+            }
+            let moved = self.is_moved_to(service, scope, &path);
+            seen.insert(path, moved);
+            moved
+        })
+    }
+
+    fn is_moved_to(&mut self, service: &Service, scope: &Scope, path: &str) -> bool {
+        let arbiter = service.arbiter();
+        if path.is_empty() {
+            return has_moved(arbiter, scope, None);
+        }
+        match self.tree(service).map(|tree| tree.find(path)) {
+            Some(Ok(named)) => has_moved(arbiter, scope, Some(&named.group)),
+            // It was removed just now, so whoever ran there runs elsewhere, or nowhere: the next
+            // look tells.
+            Some(Err(_)) | None => false,
+        }
+    }
+
+    fn tree(&mut self, service: &Service) -> Option<&Tree> {
+        if self.tree.is_none() {
+            self.tree = Tree::open(&service.config().root).ok();
+        }
+        self.tree.as_ref()
     }
 
     fn look_at(&mut self, service: &Service, group: GroupId, now: BootTime) {

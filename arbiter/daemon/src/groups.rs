@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use arbiter_host::{Group, GroupId};
+use arbiter_host::{Group, GroupId, HostArbiter, Scope, ThreadId};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -215,6 +216,47 @@ pub(crate) fn shown(path: &[u8]) -> String {
         }
     });
     shown.take(256).collect()
+}
+
+/// The control group in which a thread runs, by its path. `None`: it runs in none but the root, or
+/// not any more.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn path_of(thread: ThreadId) -> io::Result<Option<String>> {
+    let path = task::cgroup(thread.number);
+    // Whoever has its number now may be another.
+    if Task::of(thread.number)?.is_none_or(|task| task.id != thread || task.ended) {
+        return Ok(None);
+    }
+    let path = path?.and_then(|path| String::from_utf8(path).ok());
+    Ok(path.filter(|path| path != "/"))
+}
+
+/// The innermost group that has a lease, or waits for one, of this one and those that it is in.
+pub(crate) fn innermost_leased(arbiter: &HostArbiter, group: &Group) -> Option<Arc<Group>> {
+    let leased = arbiter.leased_groups();
+    let mut chain = [&group.id].into_iter().chain(group.above.iter().rev());
+    let id = chain.find_map(|id| leased.get(id)?.first())?;
+    arbiter.lease(*id)?.terms.scope.group().cloned()
+}
+
+/// Whether a lease for threads is not any more what it was, with one of them in this group now;
+/// `None`: in none.
+pub(crate) fn has_moved(arbiter: &HostArbiter, scope: &Scope, now: Option<&Group>) -> bool {
+    let is_in =
+        |group: &Group, other: &Group| group.id == other.id || group.above.contains(&other.id);
+    match scope {
+        Scope::Cpu | Scope::Group(_) => false,
+        Scope::Thread(_) => now.is_some_and(|now| innermost_leased(arbiter, now).is_some()),
+        Scope::Part(part) => !now.is_some_and(|now| {
+            let leased = innermost_leased(arbiter, now);
+            let is_it = |leased: Arc<Group>| {
+                leased.id == part.of.id || part.with_others && is_in(now, &part.of)
+            };
+            leased.is_some_and(is_it)
+        }),
+    }
 }
 
 /// The names that an absolute path is made of.

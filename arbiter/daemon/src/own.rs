@@ -187,9 +187,13 @@ struct OfThisProcess;
 
 impl Means for OfThisProcess {
     /// All are of this process, which ends before its numbers mean another.
-    fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String> {
+    fn threads(&mut self, numbers: &[u32]) -> Result<(Vec<ThreadId>, Option<Arc<Group>>), String> {
         let thread = |&number: &u32| ThreadId { number, started: 0 };
-        Ok(numbers.iter().map(thread).collect())
+        Ok((numbers.iter().map(thread).collect(), None))
+    }
+
+    fn own_group(&mut self) -> Result<Option<(ThreadId, Arc<Group>)>, String> {
+        Ok(None)
     }
 
     fn group(&mut self, _: &str) -> Result<Group, String> {

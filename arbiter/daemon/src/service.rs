@@ -23,6 +23,7 @@ mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::budget::Holders;
 use arbiter::Nanos;
@@ -1024,8 +1025,12 @@ impl Service {
 struct Nothing;
 
 impl Means for Nothing {
-    fn threads(&mut self, _: &[u32]) -> Result<Vec<ThreadId>, String> {
+    fn threads(&mut self, _: &[u32]) -> Result<(Vec<ThreadId>, Option<Arc<Group>>), String> {
         Err("threads are not known without an arbiter".to_owned())
+    }
+
+    fn own_group(&mut self) -> Result<Option<(ThreadId, Arc<Group>)>, String> {
+        Ok(None)
     }
 
     fn group(&mut self, _: &str) -> Result<Group, String> {

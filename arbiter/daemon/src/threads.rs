@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use arbiter_host::{LeaseId, Scope, ThreadId};
+use arbiter_host::{LeaseId, ThreadId};
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use umpire_service::Poll;
@@ -104,10 +104,7 @@ impl Threads {
 
     fn follow_lease(&mut self, service: &Service, id: LeaseId) {
         let lease = service.arbiter().lease(id);
-        let now = lease.map_or(&[][..], |lease| match &lease.terms.scope {
-            Scope::Cpu | Scope::Group(_) => &[],
-            Scope::Thread(threads) => threads,
-        });
+        let now = lease.map_or(&[][..], |lease| lease.terms.scope.threads());
         let before = self.of_lease.get(&id).map_or(&[][..], Vec::as_slice);
         if before == now {
             return;
@@ -270,7 +267,7 @@ mod tests {
 
     use arbiter::CounterSet;
     use arbiter_host::{
-        BootTime, Demand, HostArbiter, Outcome, Owner, PmuId, TenantId, Terms, Waits,
+        BootTime, Demand, HostArbiter, Outcome, Owner, PmuId, Scope, TenantId, Terms, Waits,
     };
 
     use super::*;

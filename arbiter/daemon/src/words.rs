@@ -63,7 +63,8 @@ pub(crate) fn message(arbiter: &HostArbiter, refusal: &Refusal) -> String {
         }
         Refusal::GroupsBelow { .. }
         | Refusal::BeyondGroup { .. }
-        | Refusal::TooManyBelow { .. } => of_groups(refusal),
+        | Refusal::TooManyBelow { .. }
+        | Refusal::TooManyThreadsBelow { .. } => of_groups(refusal),
         Refusal::NoSuchLease => {
             "there is no such lease, or it has ended; see: umpire leases".to_owned()
         }
@@ -115,16 +116,22 @@ fn of_groups(refusal: &Refusal) -> String {
             cpu,
             above: Some(id),
         } => format!(
-            "it would be taken out of lease {}, of a control group above it, which does not hold \
-             so much on CPU {cpu}",
+            "it would be taken out of lease {}, of a control group that it is in, which does not \
+             hold so much on CPU {cpu}",
             id.0
         ),
         Refusal::BeyondGroup { cpu, above: None } => format!(
-            "the lease of a control group above it is not for CPU {cpu}; ask for CPUs of that one"
+            "the lease of the control group that it is in is not for CPU {cpu}; ask for CPUs of that \
+             one"
         ),
         Refusal::TooManyBelow { above, most } => format!(
-            "{most} leases are for control groups below that of lease {}, and more may not be; \
-             give some back",
+            "{most} leases are taken out of lease {}, of a control group, and more may not be; give \
+             some back",
+            above.0
+        ),
+        Refusal::TooManyThreadsBelow { above, most } => format!(
+            "{most} threads at most have leases that are taken out of lease {}, of a control group; \
+             name fewer, or give some back",
             above.0
         ),
         other => other.reason().to_string(),
@@ -233,8 +240,9 @@ pub(crate) fn because(cause: Cause) -> String {
         Cause::GroupEmpty => "nothing runs in its control group any more".to_owned(),
         Cause::NobodyCame => "nothing came to run in its control group in time".to_owned(),
         Cause::AboveEnded => {
-            "the lease of a control group above it has ended, or holds less than it".to_owned()
+            "the lease of a control group that it is in has ended, or holds less than it".to_owned()
         }
+        Cause::MovedAway => "who it was for runs in another control group now".to_owned(),
         Cause::TimedOut => "it waited for as long as it said".to_owned(),
         Cause::Unclaimed => {
             "its holder did not come back after the arbiter had started anew".to_owned()

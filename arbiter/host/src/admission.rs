@@ -68,7 +68,9 @@ pub(crate) fn allowed(tenant: &Tenant, terms: &Terms, online: &CpuSet) -> Result
     }
     match &terms.scope {
         Scope::Cpu if !tenant.whole_cpus => return Err(Refusal::NoWholeCpus),
-        Scope::Thread(threads) if threads.is_empty() => return Err(Refusal::NoThreads),
+        Scope::Thread(_) | Scope::Part(_) if terms.scope.threads().is_empty() => {
+            return Err(Refusal::NoThreads);
+        }
         _ => {}
     }
     if let Some(most) = tenant.longest

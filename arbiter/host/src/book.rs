@@ -8,7 +8,7 @@ use arbiter::Nanos;
 
 use super::ids::{BootTime, GroupId, LeaseId, TenantId, ThreadId};
 use super::lease::{Departure, Lease, Owner};
-use super::terms::{Group, Terms};
+use super::terms::{Scope, Terms};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Book {
@@ -92,9 +92,9 @@ impl Book {
         &self.broken
     }
 
-    /// The control groups of all.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupId> {
-        self.of_group.keys().copied()
+    /// The control groups of all, and those of each.
+    pub(crate) fn groups(&self) -> &BTreeMap<GroupId, BTreeSet<LeaseId>> {
+        &self.of_group
     }
 
     /// Those of a control group, also those that wait.
@@ -102,7 +102,7 @@ impl Book {
         self.of_group.get(&group).into_iter().flatten().copied()
     }
 
-    /// Those of the groups below a control group, the newest first.
+    /// Those of the groups below a control group, and of parts of it, the newest first.
     pub(crate) fn below(&self, group: GroupId) -> impl Iterator<Item = LeaseId> {
         let below = self.below.get(&group).into_iter();
         below.flat_map(|all| all.iter().rev()).copied()
@@ -113,10 +113,10 @@ impl Book {
         self.below.get(&group).map_or(0, BTreeSet::len)
     }
 
-    /// The outermost group above one that has leases, or waits for some, and one of these.
-    pub(crate) fn above_leased(&self, group: &Group) -> Option<(GroupId, LeaseId)> {
-        let mut above = group.above.iter();
-        above.find_map(|id| Some((*id, self.of_group(*id).next()?)))
+    /// The outermost group above a lease that has leases, or waits for some, and one of these.
+    pub(crate) fn above_leased(&self, scope: &Scope) -> Option<(GroupId, LeaseId)> {
+        let mut above = scope.above();
+        above.find_map(|id| Some((id, self.of_group(id).next()?)))
     }
 
     /// What is due first, and for which lease.
@@ -219,18 +219,20 @@ impl Book {
         if let Some(at) = lease.next_due(self.patience) {
             self.due.remove(&(at, id));
         }
-        if let Some(group) = lease.terms.scope.group() {
-            let leave = |index: &mut BTreeMap<GroupId, BTreeSet<LeaseId>>, group: GroupId| {
-                if let Entry::Occupied(mut those) = index.entry(group) {
-                    those.get_mut().remove(&id);
-                    if those.get().is_empty() {
-                        those.remove();
-                    }
+        let leave = |index: &mut BTreeMap<GroupId, BTreeSet<LeaseId>>, group: GroupId| {
+            if let Entry::Occupied(mut those) = index.entry(group) {
+                those.get_mut().remove(&id);
+                if those.get().is_empty() {
+                    those.remove();
                 }
-            };
+            }
+        };
+        if let Some(group) = lease.terms.scope.group() {
             leave(&mut self.of_group, group.id);
-            let above = group.above.iter();
-            above.for_each(|above| leave(&mut self.below, *above));
+        }
+        if lease.terms.scope.is_of_groups() {
+            let above = lease.terms.scope.above();
+            above.for_each(|above| leave(&mut self.below, above));
         }
         Some(lease)
     }
@@ -239,8 +241,10 @@ impl Book {
         let id = lease.id;
         if let Some(group) = lease.terms.scope.group() {
             self.of_group.entry(group.id).or_default().insert(id);
-            for above in &group.above {
-                self.below.entry(*above).or_default().insert(id);
+        }
+        if lease.terms.scope.is_of_groups() {
+            for above in lease.terms.scope.above() {
+                self.below.entry(above).or_default().insert(id);
             }
         }
         self.leases.insert(id, lease);

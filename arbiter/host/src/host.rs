@@ -21,7 +21,7 @@ use super::policy::{HostPolicy, HostPolicyError};
 use super::preempt::{Trial, rivals};
 use super::queue;
 use super::refusal::Refusal;
-use super::room::{MOST_BELOW, Room};
+use super::room::{MOST_BELOW, MOST_THREADS_BELOW, Room};
 use super::terms::{Group, Scope, Terms, Waits};
 use super::usage::Usage;
 
@@ -102,8 +102,8 @@ impl HostArbiter {
         self.book.get(id)
     }
 
-    /// The control groups that have leases, or wait for some.
-    pub fn leased_groups(&self) -> impl Iterator<Item = GroupId> {
+    /// The control groups that have leases, or wait for some, and these.
+    pub fn leased_groups(&self) -> &BTreeMap<GroupId, BTreeSet<LeaseId>> {
         self.book.groups()
     }
 
@@ -146,15 +146,16 @@ impl HostArbiter {
     /// number of counters is tried on each CPU, and what is beside it below a leased group is
     /// looked at.
     pub fn cost(&self, terms: &Terms) -> u64 {
-        let Some(group) = terms.scope.group() else {
+        if matches!(terms.scope, Scope::Cpu | Scope::Thread(_)) {
             return 0;
-        };
+        }
+        let nodes = terms.scope.threads().len().max(1);
         let tries = (terms.demands.len() + 1)
             .saturating_sub(terms.at_least)
             .max(1);
-        let below = self.book.above_leased(group);
+        let below = self.book.above_leased(&terms.scope);
         let beside = below.map_or(0, |(group, _)| self.book.count_below(group));
-        let mut above = group.above.iter().flat_map(|id| self.book.of_group(*id));
+        let mut above = terms.scope.above().flat_map(|id| self.book.of_group(id));
         let leaves = |id| {
             self.book
                 .get(id)
@@ -162,7 +163,8 @@ impl HostArbiter {
         };
         // Then all below it are looked at anew.
         let times = if above.any(leaves) { 8 } else { 1 };
-        (tries * terms.cpus.len() * (MOST_BELOW / 4 + beside) * times / COSTS) as u64
+        let looks = tries * terms.cpus.len() * (MOST_BELOW / 4 + beside) * times;
+        (nodes * looks / COSTS) as u64
     }
 
     /// Who waits, in the order of service.
@@ -383,7 +385,7 @@ impl HostArbiter {
                 continue;
             };
             self.room.add(lease.holding());
-            if lease.terms.scope == Scope::Thread(Vec::new()) {
+            if !threads.is_empty() && lease.terms.scope.threads().is_empty() {
                 self.end(id, Cause::ThreadsEnded, out);
             } else if !threads.is_empty() {
                 out.push(Change::ThreadsGone { lease: id, threads });
@@ -591,8 +593,14 @@ impl HostArbiter {
         if !by.is_empty() {
             return Err(Refusal::GroupsBelow { by });
         }
-        if let Some(group) = terms.scope.group() {
-            fits_below(&self.book, group)?;
+        if terms.scope.is_of_groups() {
+            fits_below(&self.book, &terms.scope)?;
+        }
+        if let Scope::Part(part) = &terms.scope
+            && self.book.of_group(part.of.id).next().is_none()
+        {
+            let cpu = terms.cpus.iter().next().unwrap_or_default();
+            return Err(Refusal::BeyondGroup { cpu, above: None });
         }
         let own = self.book.all();
         let own = own.filter(|lease| lease.owner.tenant == owner.tenant);
@@ -669,16 +677,18 @@ impl HostArbiter {
     fn grant(&mut self, id: LeaseId, out: &mut Vec<Change>) -> Result<(), Refusal> {
         let lease = self.book.get(id).ok_or(Refusal::NoSuchLease)?;
         admission::is_online(&lease.terms, self.room.online())?;
-        self.above_hold(lease)?;
+        let is_of_groups = lease.terms.scope.is_of_groups();
+        if is_of_groups {
+            above_hold(&self.book, &self.room, lease)?;
+        }
         let holding = lease.holding();
-        let group = lease.terms.scope.group().cloned();
         let mut short = None;
         for to in (lease.least_more()..=lease.terms.demands.len()).rev() {
             match self.room.fit(holding, to) {
                 Ok(()) => {
                     self.note(id, to, Cause::Granted, out);
-                    if let Some(group) = group {
-                        self.tell_with_above(&group, out);
+                    if is_of_groups {
+                        self.tell_with_those_above(id, out);
                     }
                     return Ok(());
                 }
@@ -692,38 +702,19 @@ impl HostArbiter {
         }
     }
 
-    /// Whether the control groups above that of a lease hold something, as far as they have
-    /// asked for it: what they do not hold, nobody can be given out of it.
-    fn above_hold(&self, lease: &Lease) -> Result<(), Refusal> {
-        let above = lease
-            .terms
-            .scope
-            .group()
-            .map_or(&[][..], |group| &group.above);
-        let mut waiting = above.iter().filter(|group| !self.room.has_group(**group));
-        let cpu = lease.terms.cpus.iter().next().unwrap_or_default();
-        match waiting.find_map(|group| self.book.of_group(*group).next()) {
-            Some(id) => Err(Refusal::BeyondGroup {
-                cpu,
-                above: Some(id),
-            }),
-            None => Ok(()),
-        }
-    }
-
     /// Leaves a lease the first `to` of its demands.
     fn take(&mut self, id: LeaseId, to: usize, why: Cause, out: &mut Vec<Change>) {
         if let Some(lease) = self.book.get(id) {
-            let scope = lease.terms.scope.clone();
+            let group = lease.terms.scope.group().cloned();
             self.room.change(lease.holding(), to);
             self.note(id, to, why, out);
-            self.end_below(&scope, out);
+            self.end_below(group.as_deref(), out);
         }
     }
 
     /// Leases of the control groups below one end that would have more than that now has.
-    fn end_below(&mut self, scope: &Scope, out: &mut Vec<Change>) {
-        let Some(group) = scope.group() else {
+    fn end_below(&mut self, group: Option<&Group>, out: &mut Vec<Change>) {
+        let Some(group) = group else {
             return;
         };
         let is_leased = self.book.of_group(group.id).next().is_some();
@@ -735,7 +726,7 @@ impl HostArbiter {
             }
         }
         if self.book.count_below(group.id) > 0 {
-            self.tell_with_above(group, out);
+            self.tell_with(above_and_own(group), out);
         }
     }
 
@@ -743,10 +734,10 @@ impl HostArbiter {
         if let Some(mut lease) = self.book.remove(id) {
             self.clear(&lease);
             lease.settle(self.now);
-            let scope = lease.terms.scope.clone();
+            let group = lease.terms.scope.group().cloned();
             let lease = Box::new(lease);
             out.push(Change::Ended { lease, why });
-            self.end_below(&scope, out);
+            self.end_below(group.as_deref(), out);
         }
     }
 
@@ -794,11 +785,21 @@ impl HostArbiter {
         }
     }
 
-    /// What leases of a control group, or of those below it, hold has changed, or what is above:
-    /// who has to leave with one above, and was not told, is told.
-    fn tell_with_above(&mut self, group: &Group, out: &mut Vec<Change>) {
-        let above = group.above.iter().chain([&group.id]);
-        let above = above.flat_map(|group| self.book.of_group(*group));
+    /// What a lease holds has changed: who has to leave with it or with one above, and was not
+    /// told, is told.
+    fn tell_with_those_above(&mut self, id: LeaseId, out: &mut Vec<Change>) {
+        let scope = self.book.get(id).map(|lease| &lease.terms.scope);
+        if let Some(scope) = scope {
+            let own = scope.group().map(|group| group.id);
+            let groups = scope.above().chain(own).collect();
+            self.tell_with(groups, out);
+        }
+    }
+
+    /// The same of whatever is in these control groups, from the outermost on.
+    fn tell_with(&mut self, groups: Vec<GroupId>, out: &mut Vec<Change>) {
+        let above = groups.into_iter();
+        let above = above.flat_map(|group| self.book.of_group(group));
         let leaving = above.filter_map(|above| Some((above, self.book.get(above)?.departure?)));
         let leaving: Vec<(LeaseId, Departure)> = leaving.collect();
         for (above, departure) in leaving {
@@ -915,7 +916,7 @@ impl HostArbiter {
             return false;
         };
         // Nobody's leaving gives it what the group above it does not hold.
-        if self.above_hold(lease).is_err() {
+        if above_hold(&self.book, &self.room, lease).is_err() {
             return false;
         }
         let rivals = rivals(lease, &self.book, &self.room, &self.policy);
@@ -942,15 +943,14 @@ impl HostArbiter {
             _ => false,
         };
         let needless = self.book.leaving().filter(is_needless);
-        let needless = needless.map(|lease| (lease.id, lease.terms.scope.group().cloned()));
-        let (needless, groups): (Vec<LeaseId>, Vec<Option<Group>>) = needless.unzip();
+        let needless: Vec<LeaseId> = needless.map(|lease| lease.id).collect();
         for &lease in &needless {
             self.book.spare(lease);
             out.push(Change::Spared { lease });
         }
         // One above may leave all the same.
-        for group in groups.iter().flatten() {
-            self.tell_with_above(group, out);
+        for &lease in &needless {
+            self.tell_with_those_above(lease, out);
         }
         !needless.is_empty()
     }
@@ -968,14 +968,41 @@ impl HostArbiter {
     }
 }
 
+fn above_and_own(group: &Group) -> Vec<GroupId> {
+    group.above.iter().chain([&group.id]).copied().collect()
+}
+
 /// Whether one lease more may be below the leased control groups that this one is in.
-fn fits_below(book: &Book, group: &Group) -> Result<(), Refusal> {
-    match book.above_leased(group) {
+fn fits_below(book: &Book, scope: &Scope) -> Result<(), Refusal> {
+    match book.above_leased(scope) {
         Some((outermost, above)) if book.count_below(outermost) >= MOST_BELOW => {
             let most = MOST_BELOW;
             Err(Refusal::TooManyBelow { above, most })
         }
+        Some((outermost, above)) if !scope.threads().is_empty() => {
+            let below = book.below(outermost).filter_map(|id| book.get(id));
+            let threads: usize = below.map(|lease| lease.terms.scope.threads().len()).sum();
+            let most = MOST_THREADS_BELOW;
+            if threads + scope.threads().len() > most {
+                return Err(Refusal::TooManyThreadsBelow { above, most });
+            }
+            Ok(())
+        }
         _ => Ok(()),
+    }
+}
+
+/// Whether the control groups above that of a lease hold something, as far as they have
+/// asked for it: what they do not hold, nobody can be given out of it.
+fn above_hold(book: &Book, room: &Room, lease: &Lease) -> Result<(), Refusal> {
+    let above = lease.terms.scope.above();
+    let mut waiting = above.filter(|group| !room.has_group(*group));
+    match waiting.find_map(|group| book.of_group(group).next()) {
+        Some(id) => Err(Refusal::BeyondGroup {
+            cpu: lease.terms.cpus.iter().next().unwrap_or_default(),
+            above: Some(id),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -1014,7 +1041,7 @@ mod tests {
             demands: vec![all; counters],
             at_least,
             cpus: CpuSet::from_iter([0]),
-            scope: Scope::Group(group),
+            scope: Scope::Group(group.into()),
             guaranteed: true,
             priority: 0,
             preemptible: false,

@@ -9,7 +9,7 @@ use super::cpus::CpuSet;
 use super::ids::{BootTime, LeaseId, TenantId, ThreadId};
 use super::policy::HostPolicy;
 use super::refusal::Refusal;
-use super::terms::{Demand, Scope, Terms, Waits};
+use super::terms::{Demand, Terms, Waits};
 
 /// Who has a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub enum Cause {
     NobodyCame,
     /// The lease of a control group above its own has ended, or holds less than it.
     AboveEnded,
+    /// One of its threads runs in another control group with a lease by now, or in none.
+    MovedAway,
     /// It waited for as long as it said.
     TimedOut,
     /// The service came back, and the owner did not claim it in time.
@@ -371,12 +373,10 @@ impl Lease {
 
     /// Is for the threads that have not ended. Returns those of its own that have.
     pub(crate) fn lose_threads(&mut self, ended: &BTreeSet<ThreadId>) -> Vec<ThreadId> {
-        match &mut self.facts.terms.scope {
-            Scope::Cpu | Scope::Group(_) => Vec::new(),
-            Scope::Thread(threads) => threads
-                .extract_if(.., |thread| ended.contains(thread))
-                .collect(),
-        }
+        let threads = self.facts.terms.scope.threads_mut().into_iter();
+        threads
+            .flat_map(|all| all.extract_if(.., |thread| ended.contains(thread)))
+            .collect()
     }
 
     /// It will lose counters; `None`: it will not, after all.

@@ -46,5 +46,5 @@ pub use lease::{Asker, Caller, Cause, Change, Departure, Lease, LeaseFacts, Owne
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};
 pub use record::{DemandRecord, GroupRecord, LeaseRecord};
 pub use refusal::Refusal;
-pub use terms::{Demand, Group, Scope, Terms, Waits};
+pub use terms::{Demand, Group, Part, Scope, Terms, Waits};
 pub use words::{CounterKind, Fate, LeaseScope, OutsiderKind, Reason, Standing, What};

@@ -1,13 +1,15 @@
 //! A lease as it is kept over a restart: names instead of numbers that another start gives
 //! anew. The fields are those of journals of before, so that they can be read.
 
+use std::sync::Arc;
+
 use arbiter::{CounterSet, Nanos};
 use serde::{Deserialize, Serialize};
 
 use super::host::HostArbiter;
 use super::ids::{BootTime, GroupId, LeaseId, PmuId, ThreadId};
 use super::lease::{Asker, Cause, Departure, Lease, LeaseFacts, Owner};
-use super::terms::{Demand, Group, Scope, Terms, Waits};
+use super::terms::{Demand, Group, Part, Scope, Terms, Waits};
 
 /// One demand: a PMU's name, and the counters that will do, as bits of a counter set.
 pub type DemandRecord = (String, u64);
@@ -46,9 +48,12 @@ pub struct LeaseRecord {
     /// When each of them began; absent in journals of before Umpire kept that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<Vec<u64>>,
-    /// Absent: it is not of scope `cgroup`.
+    /// Absent: it is not of scope `cgroup`, nor within such a lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupRecord>,
+    /// [`Part::with_others`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_others: bool,
     /// The tenant and the user that asked, if not its own: [`Owner::by`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<(String, u32)>,
@@ -105,11 +110,12 @@ impl LeaseRecord {
             cpus: terms.cpus.to_string(),
             threads: of_threads(&terms.scope, |thread| thread.number),
             started: of_threads(&terms.scope, |thread| thread.started),
-            group: terms.scope.group().map(|group| GroupRecord {
+            group: group_of(&terms.scope).map(|group| GroupRecord {
                 id: group.id.0,
                 above: group.above.iter().map(|id| id.0).collect(),
                 path: group.path.clone(),
             }),
+            with_others: matches!(&terms.scope, Scope::Part(part) if part.with_others),
             by: lease.owner.by.map(|by| {
                 let tenant = arbiter.policy().tenant(by.tenant);
                 let name = tenant.map(|tenant| tenant.name.clone());
@@ -193,6 +199,14 @@ impl LeaseRecord {
         Some(Lease::kept(facts, self.arrival))
     }
 
+    fn threads(&self, numbers: &[u32]) -> Vec<ThreadId> {
+        // Of a journal that says no more, none of them is known: they have ended.
+        let started = self.started.iter().flatten().copied();
+        let all = numbers.iter().zip(started.chain(std::iter::repeat(0)));
+        let thread = |(&number, started)| ThreadId { number, started };
+        all.map(thread).collect()
+    }
+
     fn terms(&self, arbiter: &HostArbiter) -> Option<Terms> {
         let mut demands = Vec::new();
         for (name, bits) in &self.demands {
@@ -207,19 +221,14 @@ impl LeaseRecord {
             at_least: self.at_least,
             cpus: self.cpus.parse().ok()?,
             scope: match (&self.group, &self.threads) {
-                (Some(group), _) => Scope::Group(Group {
-                    id: GroupId(group.id),
-                    above: group.above.iter().copied().map(GroupId).collect(),
-                    path: group.path.clone(),
-                }),
+                (Some(group), None) => Scope::Group(group.group()),
+                (Some(group), Some(threads)) => Scope::Part(Box::new(Part {
+                    of: group.group(),
+                    threads: self.threads(threads),
+                    with_others: self.with_others,
+                })),
                 (None, None) => Scope::Cpu,
-                (None, Some(threads)) => {
-                    // Of a journal that says no more, none of them is known: they have ended.
-                    let started = self.started.iter().flatten().copied();
-                    let all = threads.iter().zip(started.chain(std::iter::repeat(0)));
-                    let thread = |(&number, started)| ThreadId { number, started };
-                    Scope::Thread(all.map(thread).collect())
-                }
+                (None, Some(threads)) => Scope::Thread(self.threads(threads)),
             },
             guaranteed: self.guaranteed,
             priority: self.priority,
@@ -234,9 +243,28 @@ impl LeaseRecord {
     }
 }
 
+impl GroupRecord {
+    fn group(&self) -> Arc<Group> {
+        Arc::new(Group {
+            id: GroupId(self.id),
+            above: self.above.iter().copied().map(GroupId).collect(),
+            path: self.path.clone(),
+        })
+    }
+}
+
+/// The control group of a lease, or of which it is a part.
+fn group_of(scope: &Scope) -> Option<&Group> {
+    match scope {
+        Scope::Cpu | Scope::Thread(_) => None,
+        Scope::Group(group) => Some(group),
+        Scope::Part(part) => Some(&part.of),
+    }
+}
+
 fn of_threads<T>(scope: &Scope, what: impl Fn(&ThreadId) -> T) -> Option<Vec<T>> {
     match scope {
         Scope::Cpu | Scope::Group(_) => None,
-        Scope::Thread(threads) => Some(threads.iter().map(what).collect()),
+        Scope::Thread(_) | Scope::Part(_) => Some(scope.threads().iter().map(what).collect()),
     }
 }

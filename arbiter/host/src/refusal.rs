@@ -125,6 +125,12 @@ pub enum Refusal {
         above: LeaseId,
         most: usize,
     },
+    /// So many threads have leases within that of a control group as may.
+    TooManyThreadsBelow {
+        /// A lease of the group.
+        above: LeaseId,
+        most: usize,
+    },
     /// There is no such lease, or it has ended.
     NoSuchLease,
     /// It is somebody else's.

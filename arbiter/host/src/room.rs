@@ -19,11 +19,11 @@ use super::ids::{GroupId, HostPmu, Place, PmuId, ThreadId};
 use super::lease::Holding;
 use super::policy::HostPolicy;
 use super::refusal::Refusal;
-use super::terms::{Demand, Group, Scope, Terms};
+use super::terms::{Demand, Scope, Terms};
 #[cfg(test)]
 pub(crate) use forest::JOINED;
-pub(crate) use forest::MOST_BELOW;
-use forest::Nest;
+pub(crate) use forest::{MOST_BELOW, MOST_THREADS_BELOW};
+use forest::{Nest, NodeId};
 use pool::{Pool, Rules, Share, are_of_one_kind};
 pub(crate) use pool::{Shortage, whole_kinds};
 
@@ -32,10 +32,10 @@ pub(crate) use pool::{Shortage, whole_kinds};
 pub(crate) struct Room {
     pools: Vec<Pool>,
     threads: BTreeMap<ThreadId, Vec<Arc<Share>>>,
-    /// How many leases of each control group hold something.
-    groups: BTreeMap<GroupId, usize>,
+    /// How many leases of each control group hold something, of its parts, and of threads in it.
+    groups: BTreeMap<NodeId, usize>,
     /// Which of these are below each control group.
-    below: BTreeMap<GroupId, BTreeSet<GroupId>>,
+    below: BTreeMap<GroupId, BTreeSet<NodeId>>,
     online: CpuSet,
     /// Where somebody who holds no lease has something.
     outside: BTreeSet<Place>,
@@ -190,8 +190,8 @@ impl Room {
     /// Whether both can want the same counter, so that one could have what the other gives up.
     /// That of a control group is not to be had that way by one below it, nor the reverse.
     pub(crate) fn compete(&self, one: &Terms, other: &Terms) -> bool {
-        let groups = one.scope.group().zip(other.scope.group());
-        let are_nested = groups.is_some_and(|(a, b)| a.is_below(b) || b.is_below(a));
+        let are_nested = one.scope.is_of_groups()
+            && (one.scope.is_below(&other.scope) || other.scope.is_below(&one.scope));
         !are_nested && self.meet(one, other, |a, b| !(a & b).is_empty())
     }
 
@@ -250,7 +250,7 @@ impl Room {
         let places = self.places_of(holding);
         let threads = match &holding.terms.scope {
             Scope::Cpu => return self.change_cpus(holding, &places, true),
-            Scope::Group(group) => return self.change_group(holding, group, &places, true),
+            Scope::Group(_) | Scope::Part(_) => return self.change_groups(holding, &places, true),
             Scope::Thread(threads) => threads,
         };
         let share = Arc::new(Share {
@@ -277,7 +277,7 @@ impl Room {
         let places = self.places_of(holding);
         let threads = match &holding.terms.scope {
             Scope::Cpu => return self.change_cpus(holding, &places, false),
-            Scope::Group(group) => return self.change_group(holding, group, &places, false),
+            Scope::Group(_) | Scope::Part(_) => return self.change_groups(holding, &places, false),
             Scope::Thread(threads) => threads,
         };
         for &thread in threads {
@@ -303,37 +303,45 @@ impl Room {
         }
     }
 
-    fn change_group(&mut self, holding: Holding<'_>, group: &Group, places: &[Place], add: bool) {
-        let count = self.groups.entry(group.id).or_default();
-        let others = *count - usize::from(!add);
-        *count = others + usize::from(add);
-        if others == 0 {
-            self.set_group(group, add);
-        }
-        let above = self.leased_above(group);
-        let none = BTreeSet::new();
-        let nest = Nest {
-            id: group.id,
-            above: &above,
-            below: self.below.get(&group.id).unwrap_or(&none),
-        };
-        for (pmu, places) in of_each_pmu(places) {
-            let pool = &mut self.pools[usize::from(pmu.0)];
-            pool.change_group(holding, nest, places, add);
+    fn change_groups(&mut self, holding: Holding<'_>, places: &[Place], add: bool) {
+        let above: Vec<GroupId> = holding.terms.scope.above().collect();
+        for node in nodes(&holding.terms.scope) {
+            let count = self.groups.entry(node).or_default();
+            let others = *count - usize::from(!add);
+            *count = others + usize::from(add);
+            if others == 0 {
+                self.set_node(node, &above, add);
+            }
+            let above = self.leased_above(&holding.terms.scope);
+            let none = BTreeSet::new();
+            let below = match node {
+                NodeId::Group(group) | NodeId::Parts(group) => self.below.get(&group),
+                NodeId::Thread(..) => None,
+            };
+            let nest = Nest {
+                id: node,
+                above: &above,
+                below: below.unwrap_or(&none),
+            };
+            for (pmu, places) in of_each_pmu(places) {
+                let pool = &mut self.pools[usize::from(pmu.0)];
+                pool.change_group(holding, nest, places, add);
+            }
         }
     }
 
-    /// A control group has the first lease that holds something, or has none any more.
-    fn set_group(&mut self, group: &Group, has: bool) {
+    /// A control group has the first lease that holds something, or has none any more; so with
+    /// what is within one.
+    fn set_node(&mut self, node: NodeId, above: &[GroupId], has: bool) {
         if !has {
-            self.groups.remove(&group.id);
+            self.groups.remove(&node);
         }
-        for above in &group.above {
+        for above in above {
             let below = self.below.entry(*above).or_default();
             if has {
-                below.insert(group.id);
+                below.insert(node);
             } else {
-                below.remove(&group.id);
+                below.remove(&node);
             }
             if below.is_empty() {
                 self.below.remove(above);
@@ -343,30 +351,40 @@ impl Room {
 
     /// How many leases of this control group hold something.
     pub(crate) fn holding(&self, group: GroupId) -> usize {
-        self.groups.get(&group).copied().unwrap_or(0)
+        let count = self.groups.get(&NodeId::Group(group));
+        count.copied().unwrap_or(0)
     }
 
     /// Whether a lease of this control group holds something.
     pub(crate) fn has_group(&self, group: GroupId) -> bool {
-        self.groups.contains_key(&group)
+        self.groups.contains_key(&NodeId::Group(group))
     }
 
-    /// Whether what a lease of a control group holds, which was added, is more somewhere than
-    /// a group above it has.
+    /// Whether what a lease of a control group, or within one, holds, which was added, is more
+    /// somewhere than a group above it has.
     pub(crate) fn is_beyond(&self, holding: Holding<'_>) -> bool {
-        let Some(within) = self.within(holding) else {
+        let within = self.within(holding);
+        if within.is_empty() {
             return false;
-        };
+        }
         let places = self.places_of(holding);
-        let is_beyond = |place: &Place| self.pool(place.pmu).beyond(place.domain, within).is_some();
+        let is_beyond = |place: &Place| {
+            let mut within = within.iter();
+            within.any(|node| self.pool(place.pmu).beyond(place.domain, *node).is_some())
+        };
         places.iter().any(is_beyond)
     }
 
-    /// The control group of a lease, if one above it has a lease.
-    fn within<'a>(&self, holding: Holding<'a>) -> Option<&'a Group> {
-        let group = holding.terms.scope.group()?;
-        let is_within = group.above.iter().any(|above| self.has_group(*above));
-        is_within.then_some(group)
+    /// Where a lease is in control groups, if one above it has a lease.
+    fn within(&self, holding: Holding<'_>) -> Vec<NodeId> {
+        let scope = &holding.terms.scope;
+        if !scope.is_of_groups() {
+            return Vec::new();
+        }
+        if matches!(scope, Scope::Part(_)) || scope.above().any(|above| self.has_group(above)) {
+            return nodes(scope);
+        }
+        Vec::new()
     }
 
     /// The lease holds the first `to` of its demands, also where that is too much.
@@ -377,7 +395,9 @@ impl Room {
 
     /// The same, if they fit.
     pub(crate) fn fit(&mut self, holding: Holding<'_>, to: usize) -> Result<(), Shortage> {
-        self.would_be_beyond(holding, to)?;
+        if holding.terms.scope.is_of_groups() {
+            self.would_be_beyond(holding, to)?;
+        }
         self.change(holding, to);
         let fits = self.check(holding.with(to));
         if fits.is_err() {
@@ -387,24 +407,33 @@ impl Room {
     }
 
     fn would_be_beyond(&self, holding: Holding<'_>, to: usize) -> Result<(), Shortage> {
-        let Some(group) = self.within(holding) else {
+        let within = self.within(holding);
+        if within.is_empty() {
             return Ok(());
-        };
-        let (above, none) = (self.leased_above(group), BTreeSet::new());
-        let nest = Nest {
-            id: group.id,
-            above: &above,
-            below: &none,
-        };
+        }
+        let (above, none) = (self.leased_above(&holding.terms.scope), BTreeSet::new());
         let places = self.places_of(holding.with(to));
-        of_each_pmu(&places)
-            .try_for_each(|(pmu, places)| self.pool(pmu).would_be_beyond(holding, to, nest, places))
+        within.into_iter().try_for_each(|id| {
+            let nest = Nest {
+                id,
+                above: &above,
+                below: &none,
+            };
+            of_each_pmu(&places).try_for_each(|(pmu, places)| {
+                self.pool(pmu).would_be_beyond(holding, to, nest, places)
+            })
+        })
     }
 
-    /// The groups above one that hold something, from the outermost on.
-    fn leased_above(&self, group: &Group) -> Vec<GroupId> {
-        let above = group.above.iter().copied();
-        above.filter(|id| self.has_group(*id)).collect()
+    /// What is above a lease and holds something, from the outermost on.
+    fn leased_above(&self, scope: &Scope) -> Vec<NodeId> {
+        let is_parts = matches!(scope, Scope::Part(part) if part.with_others);
+        let own = nodes(scope).first().copied().filter(|_| is_parts);
+        let above = scope.above();
+        let above = above.flat_map(|id| [NodeId::Group(id), NodeId::Parts(id)]);
+        above
+            .filter(|id| self.groups.contains_key(id) && Some(*id) != own)
+            .collect()
     }
 
     /// Whether what is held is possible at the places of `holding`, which was added.
@@ -412,7 +441,7 @@ impl Room {
         let places = self.places_of(holding);
         let within = self.within(holding);
         of_each_pmu(&places).try_for_each(|(pmu, places)| {
-            self.pool(pmu).check(holding, within, places, &self.rules)
+            self.pool(pmu).check(holding, &within, places, &self.rules)
         })
     }
 
@@ -442,6 +471,21 @@ impl Room {
             Some((place, set))
         };
         self.outside.iter().find_map(overdrawn)
+    }
+}
+
+/// What a lease of a control group, or within one, is among these.
+fn nodes(scope: &Scope) -> Vec<NodeId> {
+    match scope {
+        Scope::Cpu | Scope::Thread(_) => Vec::new(),
+        Scope::Group(group) => vec![NodeId::Group(group.id)],
+        Scope::Part(part) if part.with_others => vec![NodeId::Parts(part.of.id)],
+        Scope::Part(part) => {
+            let threads = part.threads.iter();
+            threads
+                .map(|thread| NodeId::Thread(part.of.id, *thread))
+                .collect()
+        }
     }
 }
 

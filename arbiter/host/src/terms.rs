@@ -1,5 +1,7 @@
 //! What is asked for.
 
+use std::sync::Arc;
+
 use super::cpus::CpuSet;
 use super::ids::{GroupId, PmuId, ThreadId};
 use arbiter::{CounterSet, Nanos};
@@ -24,17 +26,73 @@ pub enum Scope {
     /// While something runs in this control group, or in one below it. Groups share a
     /// counter in time, as threads do; a lease of a group below one that has a lease is
     /// taken out of that one's.
-    Group(Group),
+    Group(Arc<Group>),
+    /// A part of what a control group has, for somebody who runs in it.
+    Part(Box<Part>),
 }
 
 impl Scope {
     /// The control group, if it is one.
-    pub fn group(&self) -> Option<&Group> {
+    pub fn group(&self) -> Option<&Arc<Group>> {
         match self {
             Scope::Group(group) => Some(group),
-            Scope::Cpu | Scope::Thread(_) => None,
+            Scope::Cpu | Scope::Thread(_) | Scope::Part(_) => None,
         }
     }
+
+    /// Whether control groups concern it. Each decision asks that, mostly of leases that have
+    /// nothing to do with any.
+    pub(crate) fn is_of_groups(&self) -> bool {
+        matches!(self, Scope::Group(_) | Scope::Part(_))
+    }
+
+    /// The groups out of whose leases it is taken, as far as they have some, from the outermost
+    /// on.
+    pub fn above(&self) -> impl DoubleEndedIterator<Item = GroupId> + '_ {
+        let (group, own) = match self {
+            Scope::Cpu | Scope::Thread(_) => (None, None),
+            Scope::Group(group) => (Some(group), None),
+            Scope::Part(part) => (Some(&part.of), Some(part.of.id)),
+        };
+        let above = group.map_or(&[][..], |group| &group.above);
+        above.iter().copied().chain(own)
+    }
+
+    /// The threads with which it ends.
+    pub fn threads(&self) -> &[ThreadId] {
+        match self {
+            Scope::Cpu | Scope::Group(_) => &[],
+            Scope::Thread(threads) => threads,
+            Scope::Part(part) => &part.threads,
+        }
+    }
+
+    pub(crate) fn threads_mut(&mut self) -> Option<&mut Vec<ThreadId>> {
+        match self {
+            Scope::Cpu | Scope::Group(_) => None,
+            Scope::Thread(threads) => Some(threads),
+            Scope::Part(part) => Some(&mut part.threads),
+        }
+    }
+
+    /// Whether it is taken out of what the other one's control group has.
+    pub fn is_below(&self, other: &Scope) -> bool {
+        let of = other.group();
+        of.is_some_and(|group| self.above().any(|id| id == group.id))
+    }
+}
+
+/// A lease within that of a control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The innermost group with a lease in which these run.
+    pub of: Arc<Group>,
+    /// While one of these runs; as in [`Scope::Thread`], those of different threads share a
+    /// counter in time.
+    pub threads: Vec<ThreadId>,
+    /// It is for whatever the first of them, which is a process, has others run in the group,
+    /// too: so it is needed beside all else that is taken out of the group's.
+    pub with_others: bool,
 }
 
 /// A control group, and where it is in their tree. It cannot be moved.
@@ -45,13 +103,6 @@ pub struct Group {
     pub above: Vec<GroupId>,
     /// Its path when it was asked for, for people: others may have had it since.
     pub path: String,
-}
-
-impl Group {
-    /// Whether it is in the other, at whatever depth.
-    pub fn is_below(&self, other: &Group) -> bool {
-        self.above.contains(&other.id)
-    }
 }
 
 /// What becomes of a request that cannot be granted now, and of a lease that has lost

@@ -101,6 +101,8 @@ pub enum Reason {
     NobodyCame,
     /// [`Cause::AboveEnded`].
     AboveEnded,
+    /// [`Cause::MovedAway`].
+    MovedAway,
     /// [`Cause::TimedOut`].
     TimedOut,
     /// [`Cause::Unclaimed`].
@@ -207,6 +209,8 @@ pub enum LeaseScope {
     Thread,
     /// [`Scope::Group`].
     Cgroup,
+    /// [`Scope::Part`], for more than threads.
+    Part,
     /// A word of somebody newer; empty: there is none.
     #[serde(untagged)]
     Other(String),
@@ -307,7 +311,9 @@ impl Refusal {
             Refusal::Behind { .. } => Reason::Behind,
             Refusal::GroupsBelow { .. } => Reason::GroupsBelow,
             Refusal::BeyondGroup { .. } => Reason::BeyondGroup,
-            Refusal::TooManyBelow { .. } => Reason::TooManyBelow,
+            Refusal::TooManyBelow { .. } | Refusal::TooManyThreadsBelow { .. } => {
+                Reason::TooManyBelow
+            }
             Refusal::NoSuchLease => Reason::NoSuchLease,
             Refusal::Foreign { .. } => Reason::Foreign,
             Refusal::WrongGeneration { .. } => Reason::WrongGeneration,
@@ -331,6 +337,7 @@ impl Cause {
             Cause::GroupEmpty => Reason::GroupEmpty,
             Cause::NobodyCame => Reason::NobodyCame,
             Cause::AboveEnded => Reason::AboveEnded,
+            Cause::MovedAway => Reason::MovedAway,
             Cause::TimedOut => Reason::TimedOut,
             Cause::Unclaimed => Reason::Unclaimed,
             Cause::Barred => Reason::Barred,
@@ -380,7 +387,8 @@ impl Scope {
     pub fn word(&self) -> LeaseScope {
         match self {
             Scope::Cpu => LeaseScope::Cpu,
-            Scope::Thread(_) => LeaseScope::Thread,
+            Scope::Part(part) if part.with_others => LeaseScope::Part,
+            Scope::Thread(_) | Scope::Part(_) => LeaseScope::Thread,
             Scope::Group(_) => LeaseScope::Cgroup,
         }
     }

@@ -48,7 +48,8 @@ messages! {
         /// A list like `0,2-3`.
         #[serde(skip_serializing_if = "Option::is_none")]
         cpus: Option<String>,
-        /// `cpu`, which is meant without it, `thread`, or `cgroup`.
+        /// `cpu`, `thread`, `cgroup`, or `part`: of what the caller's control group has. Without it
+        /// `part` where that has a lease, and else `cpu`.
         #[serde(skip_serializing_if = "Option::is_none")]
         scope: Option<LeaseScope>,
         /// The threads of scope `thread`, by their numbers in the caller's PID namespace.
@@ -111,8 +112,12 @@ messages! {
         label: String,
         /// The CPUs.
         cpus: String,
-        /// `cpu`, `thread` or `cgroup`.
+        /// `cpu`, `thread`, `cgroup`, or `part` for one of a control group's for what its holder
+        /// runs there.
         scope: LeaseScope,
+        /// The lease of a control group out of which it is taken, the innermost.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<u64>,
         /// The threads of scope `thread` that live, by their numbers on the host.
         threads: Vec<u32>,
         /// Whether others wait for it to end.

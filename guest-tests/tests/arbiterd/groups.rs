@@ -108,6 +108,11 @@ impl Slice {
         fs::write(procs, process.to_string()).expect("it goes there");
     }
 
+    fn move_to(&self, below: &str, child: usize) {
+        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
+        fs::write(procs, self.children[child].id().to_string()).expect("it goes there");
+    }
+
     fn kill(&mut self, child: usize) {
         let child = &mut self.children[child];
         let _ = child.kill();
@@ -295,17 +300,19 @@ fn who_does_not_come_in_time_has_nothing() {
     slice.run("/early");
     slice.remove("/gone");
     until_there(&daemon, &[early]);
+    assert_eq!(why_ended(&daemon, late), "nobody-came");
+    assert_eq!(why_ended(&daemon, gone), "group-empty");
+}
+
+/// Why a lease has ended, as the audit has it.
+fn why_ended(daemon: &Daemon, id: u64) -> String {
     let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
-    let why = |id: u64| {
-        let is_end = |line: &&str| {
-            line.contains(r#""event":"ended""#) && line.contains(&format!(r#""lease":{id},"#))
-        };
-        let line = audit.lines().find(is_end).expect("its end");
-        let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
-        value["why"].as_str().expect("a word").to_owned()
+    let is_end = |line: &&str| {
+        line.contains(r#""event":"ended""#) && line.contains(&format!(r#""lease":{id},"#))
     };
-    assert_eq!(why(late), "nobody-came");
-    assert_eq!(why(gone), "group-empty");
+    let line = audit.lines().find(is_end).expect("its end");
+    let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    value["why"].as_str().expect("a word").to_owned()
 }
 
 #[test]
@@ -572,7 +579,158 @@ fn threads_with_leases_and_groups_do_not_mix() {
     assert!(message.contains("has a lease of its own"), "{message}");
     drop(held);
     until_there(&daemon, &[]);
-    granted(&daemon, &job, 1);
-    let (_, message) = lease(&daemon, &of_thread).expect_err("its group has one");
-    assert!(message.contains("counts by that lease"), "{message}");
+    slice.run("/job");
+    let above = granted(&daemon, &job, 1);
+    // Now it is taken out of what the group has, and ends with that.
+    let arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+    let held = arbiter.acquire(&of_thread).expect("a lease");
+    assert_eq!(held.lease().scope, LeaseScope::Thread);
+    assert_eq!(held.lease().within, Some(above));
+    let more = Request {
+        counters: vec![Counters::programmable(2)],
+        ..of_thread.clone()
+    };
+    let (reason, message) = lease(&daemon, &more).expect_err("more than the group has");
+    assert_eq!(reason, Reason::BeyondGroup, "{message}");
+    // Who runs elsewhere counts elsewhere.
+    slice.make("/other");
+    slice.move_to("/other", child);
+    until_there(&daemon, &[above]);
+    assert_eq!(why_ended(&daemon, held.lease().id), "moved-away");
+    // The other way, too.
+    let held = Arbiter::connect(&daemon.socket()).expect("it answers");
+    let held = held.acquire(&of_thread).expect("a lease of its own");
+    assert_eq!(held.lease().within, None);
+    slice.move_to("/job", child);
+    until_there(&daemon, &[above]);
+    assert_eq!(why_ended(&daemon, held.lease().id), "moved-away");
+}
+
+/// A command in a group, as people start one there.
+fn in_group(slice: &Slice, below: &str, daemon: &Daemon, words: &[&str]) -> Child {
+    let procs = slice.folder.join(&below[1..]).join("cgroup.procs");
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+    command
+        .arg(procs)
+        .arg(guest_tests::umpire::path())
+        .args(words);
+    command.env("UMPIRE_ARBITER", daemon.socket());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().expect("sh starts")
+}
+
+fn ended(child: Child) -> (bool, String) {
+    let output = child.wait_with_output().expect("it is ours");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.success(), errors)
+}
+
+/// `umpire lease` in a leased group takes its own out of that one's, without being told; so do
+/// those that it starts; and all end with the outer one.
+#[test]
+fn a_lease_within_a_lease_is_found_by_itself() {
+    let Some(mut slice) = Slice::new("a_lease_within_a_lease_is_found_by_itself") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    slice.make("/job/step");
+    slice.run("/job");
+    // Before the group has one, it is one for the whole CPU.
+    let (done, said) = ended(in_group(&slice, "/job", &daemon, &["lease", "--", "true"]));
+    assert!(done && !said.contains("out of lease"), "{said}");
+    let above = granted(&daemon, &job, 3);
+    let path = guest_tests::umpire::path().display().to_string();
+    let words = [
+        "lease",
+        "--counters",
+        "2",
+        "--",
+        &path,
+        "lease",
+        "--",
+        "true",
+    ];
+    for group in ["/job", "/job/step"] {
+        let (done, said) = ended(in_group(&slice, group, &daemon, &words));
+        assert!(done, "{said}");
+        let out_of = format!(", out of lease {above}, of the control group that it is in");
+        assert_eq!(said.matches(&out_of).count(), 2, "{said}");
+    }
+    // Never more than the group has, also one in another.
+    let words = [
+        "lease",
+        "--counters",
+        "2",
+        "--",
+        &path,
+        "lease",
+        "--counters",
+        "2",
+        "--",
+        "true",
+    ];
+    let (done, said) = ended(in_group(&slice, "/job", &daemon, &words));
+    assert!(
+        !done && said.contains(&format!("taken out of lease {above}")),
+        "{said}"
+    );
+    let words = ["lease", "--counters", "4", "--", "true"];
+    let (done, said) = ended(in_group(&slice, "/job", &daemon, &words));
+    assert!(
+        !done && said.contains(&format!("taken out of lease {above}")),
+        "{said}"
+    );
+    // Who waits outside of the group is not in its way.
+    until_there(&daemon, &[above]);
+    let held = in_group(&slice, "/job/step", &daemon, &["lease", "--counters", "3"]);
+    let until = Instant::now() + LONG;
+    while there(&daemon).len() < 2 {
+        assert!(Instant::now() < until, "it is not granted");
+        pause();
+    }
+    let inner = there(&daemon)[1];
+    let listed = daemon.out(&["leases"]);
+    assert!(
+        listed.contains(&format!("out of lease {above}")),
+        "{listed}"
+    );
+    daemon.out(&["revoke", &above.to_string()]);
+    until_there(&daemon, &[]);
+    assert_eq!(why_ended(&daemon, inner), "above-ended");
+    let (_, said) = ended(held);
+    assert!(said.contains("has ended, or holds less"), "{said}");
+}
+
+/// Who moves itself out of the group loses what it had of it.
+#[test]
+fn who_leaves_the_group_loses_its_part() {
+    let Some(mut slice) = Slice::new("who_leaves_the_group_loses_its_part") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    slice.make("/other");
+    slice.run("/job");
+    let above = granted(&daemon, &job, 2);
+    let held = in_group(&slice, "/job", &daemon, &["lease"]);
+    let until = Instant::now() + LONG;
+    while there(&daemon).len() < 2 {
+        assert!(Instant::now() < until, "it is not granted");
+        pause();
+    }
+    let inner = there(&daemon)[1];
+    fs::write(
+        slice.folder.join("other/cgroup.procs"),
+        held.id().to_string(),
+    )
+    .expect("it moves");
+    until_there(&daemon, &[above]);
+    assert_eq!(why_ended(&daemon, inner), "moved-away");
+    let (_, said) = ended(held);
+    assert!(said.contains("in another control group now"), "{said}");
 }

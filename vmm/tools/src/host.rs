@@ -97,10 +97,12 @@ pub fn lease_group(
     let lease = held.lease();
     let counters = text::counters(&lease.counters);
     let group = request.cgroup.as_deref().unwrap_or_default();
+    let out_of = text::out_of(lease);
+    let between = if out_of.is_empty() { "" } else { ", " };
     print::<()>(&[], false, out, |out| {
         writeln!(
             out,
-            "lease {}: {} of {} counters ({counters}) on CPUs {} for control group {group}",
+            "lease {}: {} of {} counters ({counters}) on CPUs {} for control group {group}{between}{out_of}",
             lease.id, lease.holds, lease.wants, lease.cpus
         )
     })

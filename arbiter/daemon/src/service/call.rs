@@ -390,11 +390,14 @@ mod tests {
             demands: vec![demand],
             at_least: 1,
             cpus: CpuSet::from_iter([0]),
-            scope: Scope::Group(Group {
-                id: GroupId(2),
-                above: vec![GroupId(1)],
-                path: "/1/2".to_owned(),
-            }),
+            scope: Scope::Group(
+                Group {
+                    id: GroupId(2),
+                    above: vec![GroupId(1)],
+                    path: "/1/2".to_owned(),
+                }
+                .into(),
+            ),
             guaranteed: false,
             priority: 0,
             preemptible: true,

@@ -334,8 +334,10 @@ impl<'a> Asking<'a> {
             }
         };
         match (scope, thread) {
-            (Scope::Thread(threads), Some(thread)) if threads.contains(&thread) => {}
-            (Scope::Thread(_), _) => {
+            (Scope::Thread(_) | Scope::Part(_), Some(thread))
+                if scope.threads().contains(&thread) => {}
+            (Scope::Part(part), Some(_)) if part.with_others => {}
+            (Scope::Thread(_) | Scope::Part(_), _) => {
                 return Err(Denial::wrong(
                     "the lease is for threads: name one of them, which is the caller's own",
                 ));

@@ -32,6 +32,9 @@ pub(super) struct Listeners {
     of_lease: BTreeMap<LeaseId, Listener>,
     /// The leases of each connection that has any.
     leases_of: BTreeMap<ConnectionId, BTreeSet<LeaseId>>,
+    /// Those of which a connection is yet to be told something: each call asks whether there is
+    /// one, and a connection may have asked for the leases of thousands of control groups.
+    untold: BTreeSet<(ConnectionId, LeaseId)>,
     watchers: BTreeSet<ConnectionId>,
 }
 
@@ -46,6 +49,9 @@ impl Listeners {
             .entry(listener.connection)
             .or_default()
             .insert(id);
+        if listener.more || listener.waits {
+            self.untold.insert((listener.connection, id));
+        }
         self.of_lease.insert(id, listener);
     }
 
@@ -53,6 +59,7 @@ impl Listeners {
         let Some(Listener { connection, .. }) = self.of_lease.remove(&id) else {
             return;
         };
+        self.untold.remove(&(connection, id));
         if let Some(leases) = self.leases_of.get_mut(&connection) {
             leases.remove(&id);
             if leases.is_empty() {
@@ -76,17 +83,16 @@ impl Listeners {
         let had = self.leases_of.remove(&connection).unwrap_or_default();
         for id in &had {
             self.of_lease.remove(id);
+            self.untold.remove(&(connection, *id));
         }
         had
     }
 
     /// Whether a connection waits for a reply, so that its next call has to wait, too.
     pub(super) fn is_busy(&self, connection: ConnectionId) -> bool {
-        self.watchers.contains(&connection)
-            || self.leases_of.get(&connection).is_some_and(|leases| {
-                let mut listeners = leases.iter().filter_map(|id| self.of_lease.get(id));
-                listeners.any(|listener| listener.more || listener.waits)
-            })
+        let mut from = self.untold.range((connection, LeaseId(0))..);
+        let untold = from.next().is_some_and(|(next, _)| *next == connection);
+        untold || self.watchers.contains(&connection)
     }
 
     /// What is to be told of an event of a lease, and to whom; it has been from then on.
@@ -111,10 +117,41 @@ impl Listeners {
         };
         if tells == Some(Tells::Granted) {
             listener.waits = false;
+            self.untold.remove(&(connection, id));
         }
         if ended {
             self.remove(id);
         }
         tells.map(|tells| (connection, tells))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_busy_until_it_was_told() {
+        let (one, other) = (ConnectionId(1), ConnectionId(2));
+        let listener = |connection, more, waits| Listener {
+            connection,
+            more,
+            waits,
+        };
+        let mut listeners = Listeners::default();
+        listeners.add(LeaseId(7), listener(one, false, true));
+        listeners.add(LeaseId(8), listener(other, false, false));
+        assert!(listeners.is_busy(one) && !listeners.is_busy(other));
+        assert!(listeners.tell(LeaseId(7), false, true).is_some());
+        assert!(!listeners.is_busy(one));
+        for id in [9, 10] {
+            listeners.add(LeaseId(id), listener(one, true, false));
+        }
+        listeners.tell(LeaseId(9), true, false);
+        assert!(listeners.is_busy(one));
+        assert_eq!(listeners.gone(one).len(), 2);
+        assert!(!listeners.is_busy(one));
+        listeners.watch(one);
+        assert!(listeners.is_busy(one));
     }
 }

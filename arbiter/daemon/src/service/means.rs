@@ -1,16 +1,16 @@
 //! What the names in a request mean on this host: threads by their numbers, a control group by
 //! its path. What was looked at is counted: it is paid for by who has asked.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
 
 use super::call::Calling;
 use crate::convert::Means;
-use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree, shown};
+use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree, innermost_leased, path_of};
 use crate::peer::Client;
-use crate::task::{self, Task};
 
 pub(super) struct Meant<'a> {
     client: &'a Client,
@@ -28,11 +28,19 @@ pub(super) struct Meant<'a> {
 const MOUNTS: u64 = 200;
 
 impl Means for Meant<'_> {
-    fn threads(&mut self, numbers: &[u32]) -> Result<Vec<ThreadId>, String> {
+    fn threads(&mut self, numbers: &[u32]) -> Result<(Vec<ThreadId>, Option<Arc<Group>>), String> {
         let threads = self.client.threads(numbers, self.operator, self.looks);
         let threads = threads.map_err(|why| why.to_string())?;
-        self.are_in_no_leased_group(&threads)?;
-        Ok(threads)
+        let of = self.leased_group_of(&threads)?;
+        Ok((threads, of))
+    }
+
+    fn own_group(&mut self) -> Result<Option<(ThreadId, Arc<Group>)>, String> {
+        let Some(process) = self.client.process else {
+            return Ok(None);
+        };
+        let of = self.leased_group_of(&[process])?;
+        Ok(of.map(|of| (process, of)))
     }
 
     fn group(&mut self, path: &str) -> Result<Group, String> {
@@ -96,7 +104,8 @@ impl<'a> Meant<'a> {
     fn has_no_leased_thread(&mut self, named: &NamedGroup) -> Result<(), NoGroup> {
         let leases = self.arbiter.leases();
         let mut for_threads = leases.filter_map(|lease| match &lease.terms.scope {
-            Scope::Thread(threads) => Some((lease.id, threads)),
+            Scope::Part(part) if part.with_others => None,
+            Scope::Thread(_) | Scope::Part(_) => Some((lease.id, lease.terms.scope.threads())),
             Scope::Cpu | Scope::Group(_) => None,
         });
         let Some(first) = for_threads.next() else {
@@ -118,49 +127,54 @@ impl<'a> Meant<'a> {
         }
     }
 
-    /// The same the other way round.
-    fn are_in_no_leased_group(&mut self, threads: &[ThreadId]) -> Result<(), String> {
-        if self.arbiter.leased_groups().next().is_none() {
-            return Ok(());
+    /// The innermost control group with a lease in which these threads run, which has to be the
+    /// same for all: that one's lease is what theirs is taken out of.
+    fn leased_group_of(&mut self, threads: &[ThreadId]) -> Result<Option<Arc<Group>>, String> {
+        if self.arbiter.leased_groups().is_empty() {
+            return Ok(None);
         }
-        let leased: BTreeSet<_> = self.arbiter.leased_groups().collect();
-        let mut seen = BTreeSet::new();
-        for thread in threads {
+        let mut seen: BTreeMap<String, Option<Arc<Group>>> = BTreeMap::new();
+        let mut first: Option<(ThreadId, Option<Arc<Group>>)> = None;
+        for &thread in threads {
             *self.looks += 1;
+            let path = path_of(thread).map_err(|error| {
+                let number = thread.number;
+                format!("the control group of thread {number} cannot be read: {error}")
+            })?;
             // One that has ended runs nowhere, and its end is told of.
-            let path = match task::cgroup(thread.number) {
-                // One that has ended runs nowhere, and its end is told of.
-                Err(error) if task::is_none(&error) => continue,
-                Err(error) => {
+            let path = path.unwrap_or_default();
+            let of = match seen.get(&path) {
+                Some(of) => of.clone(),
+                None => self.leased(&path)?,
+            };
+            seen.insert(path, of.clone());
+            let id = |of: &Option<Arc<Group>>| of.as_ref().map(|group| group.id);
+            match &first {
+                None => first = Some((thread, of)),
+                Some((other, its)) if id(its) != id(&of) => {
                     return Err(format!(
-                        "the control group of thread {} cannot be told, and may have a lease: \
-                         {error}",
-                        thread.number
+                        "threads {} and {} do not run in the same control group with a lease; ask \
+                         for each by itself",
+                        other.number, thread.number
                     ));
                 }
-                Ok(path) => path,
-            };
-            let Some(path) = path.filter(|path| path != b"/") else {
-                continue;
-            };
-            if !seen.insert(path.clone()) {
-                continue;
-            }
-            let chain = match self.tree_for(&path).and_then(|tree| tree.chain(&path)) {
-                // Removed since, with nothing in it.
-                Err(NoGroup::NotThere(_)) => continue,
-                chain => chain.map_err(|why| why.to_string())?,
-            };
-            if chain.iter().any(|group| leased.contains(group)) {
-                return Err(format!(
-                    "thread {} runs in control group '{}', which has a lease or is below one \
-                     that has: what runs there counts by that lease",
-                    thread.number,
-                    shown(&path)
-                ));
+                Some(_) => {}
             }
         }
-        Ok(())
+        Ok(first.and_then(|(_, of)| of))
+    }
+
+    /// The innermost with a lease of the group of this path and those that it is in.
+    fn leased(&mut self, path: &str) -> Result<Option<Arc<Group>>, String> {
+        if path.is_empty() {
+            return Ok(None);
+        }
+        match self.find(path) {
+            // Removed since, with nothing in it.
+            Err(NoGroup::NotThere(_)) => Ok(None),
+            Ok(named) => Ok(innermost_leased(self.arbiter, &named.group)),
+            Err(why) => Err(why.to_string()),
+        }
     }
 }
 

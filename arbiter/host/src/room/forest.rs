@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::PerKind;
 
-use crate::ids::{GroupId, LeaseId, TenantId};
+use crate::ids::{GroupId, LeaseId, TenantId, ThreadId};
 
 /// Most unions of the sets that are asked for on one PMU.
 pub(super) const MOST_UNIONS: usize = 64;
@@ -18,6 +18,8 @@ pub(super) const MOST_UNIONS: usize = 64;
 /// Most leases of the control groups below one: what is above a lease, and beside it there, is
 /// looked at for each change on each CPU.
 pub(crate) const MOST_BELOW: usize = 64;
+/// Most threads of these leases.
+pub(crate) const MOST_THREADS_BELOW: usize = 256;
 
 /// How many demands are confined to each union.
 pub(super) type Need = [u8; MOST_UNIONS];
@@ -32,14 +34,25 @@ pub(super) struct GroupShare {
     pub(super) kinds: PerKind,
 }
 
+/// Who is among the groups that have leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum NodeId {
+    Group(GroupId),
+    /// The leases of a group's parts that are for more than threads. What these run may be
+    /// anywhere in the group, so all else that is in it has only what they leave.
+    Parts(GroupId),
+    /// A thread that runs in a group, and in none with leases that is in that one.
+    Thread(GroupId, ThreadId),
+}
+
 /// Where a group is among those that have leases, on any CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nest<'a> {
-    pub(super) id: GroupId,
+    pub(super) id: NodeId,
     /// Those that it is in, from the outermost on.
-    pub(super) above: &'a [GroupId],
+    pub(super) above: &'a [NodeId],
     /// Those in it, at whatever depth.
-    pub(super) below: &'a BTreeSet<GroupId>,
+    pub(super) below: &'a BTreeSet<NodeId>,
 }
 
 /// What is needed at most, each way of needing it by itself.
@@ -116,23 +129,29 @@ impl Peak {
     }
 }
 
-/// A group that has leases here.
+/// A group that has leases here, its parts, or a thread in it.
 #[derive(Clone, Debug)]
 struct Node {
     /// The innermost that it is in; `None`: it is in none.
-    above: Option<GroupId>,
+    above: Option<NodeId>,
+    /// It is a [`NodeId::Parts`].
+    is_parts: bool,
     shares: Vec<GroupShare>,
     /// What its leases hold together.
     own: Peak,
     /// What the neediest path holds that begins with each group which is in it and in none
     /// between.
-    children: BTreeMap<GroupId, Peak>,
+    children: BTreeMap<NodeId, Peak>,
     /// The most of these.
     below: Peak,
 }
 
 impl Node {
     fn peak(&self) -> Peak {
+        if self.is_parts {
+            // What is below is not taken out of it.
+            return self.path();
+        }
         self.own.clone().or(&self.below)
     }
 
@@ -140,7 +159,7 @@ impl Node {
         self.own.clone().and(&self.below)
     }
 
-    fn has_child(&mut self, id: GroupId, path: Peak) {
+    fn has_child(&mut self, id: NodeId, path: Peak) {
         let was = self.children.insert(id, path.clone());
         // The most is looked for anew only where it may be less than it was.
         if was.is_none_or(|was| path.is_at_least(&was)) {
@@ -151,7 +170,7 @@ impl Node {
         }
     }
 
-    fn has_children(&mut self, children: BTreeMap<GroupId, Peak>) {
+    fn has_children(&mut self, children: BTreeMap<NodeId, Peak>) {
         self.children = children;
         self.below = self.children.values().fold(Peak::none(), Peak::or);
     }
@@ -159,7 +178,7 @@ impl Node {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Forest {
-    nodes: BTreeMap<GroupId, Node>,
+    nodes: BTreeMap<NodeId, Node>,
 }
 
 impl Forest {
@@ -198,14 +217,15 @@ impl Forest {
     fn enter(&mut self, nest: Nest<'_>) -> Vec<Peak> {
         let mut above = nest.above.iter().rev();
         let above = above.find(|id| self.nodes.contains_key(id)).copied();
-        let is_next = |id: &&GroupId| self.nodes.get(id).is_some_and(|node| node.above == above);
-        let next: Vec<GroupId> = nest.below.iter().filter(is_next).copied().collect();
+        let is_next = |id: &&NodeId| self.nodes.get(id).is_some_and(|node| node.above == above);
+        let next: Vec<NodeId> = nest.below.iter().filter(is_next).copied().collect();
         let before = match above {
             Some(above) => self.peak_over(above),
             None => self.peaks(&next),
         };
         let mut node = Node {
             above,
+            is_parts: matches!(nest.id, NodeId::Parts(_)),
             shares: Vec::new(),
             own: Peak::none(),
             children: BTreeMap::new(),
@@ -222,11 +242,11 @@ impl Forest {
     }
 
     /// A group has nothing any more. Returns what is needed where it was.
-    fn leave(&mut self, id: GroupId) -> Vec<Peak> {
+    fn leave(&mut self, id: NodeId) -> Vec<Peak> {
         let Some(node) = self.nodes.remove(&id) else {
             return Vec::new();
         };
-        let next: Vec<GroupId> = node.children.keys().copied().collect();
+        let next: Vec<NodeId> = node.children.keys().copied().collect();
         let paths = self.put_below(&next, node.above);
         let Some(above) = node.above else {
             return self.peaks(&next);
@@ -243,7 +263,7 @@ impl Forest {
 
     /// These groups are in that one from now on, and in none between. Returns what is held
     /// along the paths that begin with them.
-    fn put_below(&mut self, ids: &[GroupId], above: Option<GroupId>) -> BTreeMap<GroupId, Peak> {
+    fn put_below(&mut self, ids: &[NodeId], above: Option<NodeId>) -> BTreeMap<NodeId, Peak> {
         let mut paths = BTreeMap::new();
         for id in ids {
             if let Some(node) = self.nodes.get_mut(id) {
@@ -255,7 +275,7 @@ impl Forest {
     }
 
     /// What a group holds, or what is below it, has changed.
-    fn tell_above(&mut self, id: GroupId) {
+    fn tell_above(&mut self, id: NodeId) {
         let mut at = self.nodes.get(&id).map(|node| (id, node));
         while let Some((id, node)) = at {
             let Some(above) = node.above else {
@@ -270,25 +290,25 @@ impl Forest {
     }
 
     /// The groups above one, from the innermost on.
-    fn above(&self, id: GroupId) -> impl Iterator<Item = &Node> {
+    fn above(&self, id: NodeId) -> impl Iterator<Item = &Node> {
         let over = |node: &&Node| self.nodes.get(&node.above?);
         std::iter::successors(self.nodes.get(&id), over).skip(1)
     }
 
     /// What the outermost group above one needs, or that one.
-    fn peak_over(&self, id: GroupId) -> Vec<Peak> {
+    fn peak_over(&self, id: NodeId) -> Vec<Peak> {
         let root = self.above(id).last().or(self.nodes.get(&id));
         root.map(Node::peak).into_iter().collect()
     }
 
-    fn peaks(&self, ids: &[GroupId]) -> Vec<Peak> {
+    fn peaks(&self, ids: &[NodeId]) -> Vec<Peak> {
         let nodes = ids.iter().filter_map(|id| self.nodes.get(id));
         nodes.map(Node::peak).collect()
     }
 
     /// Where the leases of a group, those of groups below it, and of those between it and one
     /// above, are together more of a kind than that one's, if there is any above.
-    pub(super) fn beyond(&self, id: GroupId) -> Option<Beyond> {
+    pub(super) fn beyond(&self, id: NodeId) -> Option<Beyond> {
         let node = self.nodes.get(&id);
         let Some(node) = node.filter(|node| node.above.is_some()) else {
             return Some(Beyond { above: None });
@@ -317,7 +337,8 @@ impl Forest {
         // Of several that have too little, the outermost is named.
         for node in above {
             let has = node.own.kinds;
-            if held.programmable > has.programmable || held.fixed > has.fixed {
+            let is_short = held.programmable > has.programmable || held.fixed > has.fixed;
+            if is_short && !node.is_parts {
                 short = Some(Beyond {
                     above: node.shares.first().map(|share| share.lease),
                 });
@@ -361,18 +382,22 @@ mod tests {
     #[test]
     fn a_change_costs_what_is_above_and_beside_it() {
         let most = MOST_BELOW as u64;
-        let above: Vec<GroupId> = (1..=4).map(GroupId).collect();
-        let leaves: BTreeSet<GroupId> = (5..5 + most - 3).map(GroupId).collect();
+        let node = |id| NodeId::Group(GroupId(id));
+        let above: Vec<NodeId> = (1..=4).map(node).collect();
+        let leaves: BTreeSet<NodeId> = (5..5 + most - 3).map(node).collect();
         let mut forest = Forest::default();
         let none = BTreeSet::new();
-        let nest = |id: GroupId| {
+        let number = |id| match id {
+            NodeId::Group(id) | NodeId::Parts(id) | NodeId::Thread(id, _) => id.0,
+        };
+        let nest = |id: NodeId| {
             let depth = above
                 .iter()
                 .position(|one| *one == id)
                 .unwrap_or(above.len());
             (depth, id)
         };
-        let mut change = |id: GroupId, need: u8, below: &BTreeSet<GroupId>, add: bool| {
+        let mut change = |id: NodeId, need: u8, below: &BTreeSet<NodeId>, add: bool| {
             let (depth, id) = nest(id);
             let nest = Nest {
                 id,
@@ -380,7 +405,7 @@ mod tests {
                 below,
             };
             JOINED.set(0);
-            let (before, after) = forest.change(nest, share(id.0, need), add);
+            let (before, after) = forest.change(nest, share(number(id), need), add);
             assert!(before.len().max(after.len()) as u64 <= most);
             (JOINED.get(), forest.beyond(id).is_some())
         };

@@ -10,9 +10,9 @@ use crate::ids::{HostPmu, LeaseId, Place, PmuId, TenantId};
 use crate::lease::Holding;
 use crate::policy::{HostPolicy, Minimum};
 use crate::refusal::Refusal;
-use crate::terms::{Demand, Group};
+use crate::terms::Demand;
 
-use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, Peak};
+use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, NodeId, Peak};
 
 const PROGRAMMABLE: CounterSet = CounterSet::from_bits(u32::MAX as u64);
 const FIXED: CounterSet = CounterSet::from_bits((u32::MAX as u64) << 32);
@@ -431,8 +431,8 @@ impl Pool {
 
     /// Where the leases of a control group, and of those that it is in, are together more than
     /// one above has in a domain.
-    pub(super) fn beyond(&self, domain: u32, group: &Group) -> Option<Beyond> {
-        self.domain(domain).groups.beyond(group.id)
+    pub(super) fn beyond(&self, domain: u32, node: NodeId) -> Option<Beyond> {
+        self.domain(domain).groups.beyond(node)
     }
 
     /// Whether a lease of a control group in others, that held this instead of what it does,
@@ -466,18 +466,19 @@ impl Pool {
     }
 
     /// Whether what is held at `places` is possible, where a lease has its part of it: `within`
-    /// is its control group, if one above that has a lease.
+    /// is where it is in control groups with leases, if it is in one.
     pub(super) fn check(
         &self,
         holding: Holding<'_>,
-        within: Option<&Group>,
+        within: &[NodeId],
         places: &[Place],
         rules: &Rules,
     ) -> Result<(), Shortage> {
         let tenant = holding.tenant;
         let need = self.need(holding.demands());
         for &place in places {
-            if let Some(beyond) = within.and_then(|group| self.beyond(place.domain, group)) {
+            let mut within = within.iter();
+            if let Some(beyond) = within.find_map(|node| self.beyond(place.domain, *node)) {
                 let reason = Short::Beyond(beyond);
                 return Err(Shortage { place, reason });
             }

@@ -1314,11 +1314,14 @@ fn told(host: &mut Host) -> BTreeMap<LeaseId, BootTime> {
 fn so_many_leases_are_below_a_group_and_no_more() {
     let mut host = open();
     let below = |number: u64| Terms {
-        scope: Scope::Group(Group {
-            id: GroupId(100 + number),
-            above: vec![GroupId(1)],
-            path: format!("/1/{number}"),
-        }),
+        scope: Scope::Group(
+            Group {
+                id: GroupId(100 + number),
+                above: vec![GroupId(1)],
+                path: format!("/1/{number}"),
+            }
+            .into(),
+        ),
         ..terms(programmable(1), "0")
     };
     let above = host.granted(A, of_the_group(1, 1));
@@ -1374,4 +1377,73 @@ fn those_below_a_group_that_shrinks_are_told_newest_first() {
     assert_eq!(host.holds(takes), Some(2));
     assert_eq!((host.holds(job), host.holds(step)), (Some(1), Some(1)));
     assert_eq!(host.holds(inner), None);
+}
+
+fn of_a_part(group: u64, thread: u32, with_others: bool, count: usize) -> Terms {
+    Terms {
+        scope: of_part(group, &[thread], with_others),
+        ..terms(programmable(count), "0")
+    }
+}
+
+/// Threads in a group share what it has in time, and groups below it with them; what somebody has
+/// others run in it is beside all of these.
+#[test]
+fn parts_of_what_a_group_has_are_taken_out_of_it() {
+    let mut host = open();
+    let beyond = |above| Err(Refusal::BeyondGroup { cpu: 0, above });
+    assert_eq!(host.ask(A, of_a_part(1, 7, true, 1)), beyond(None));
+    let job = host.granted(A, of_the_group(1, 3));
+    let first = host.granted(A, of_a_part(1, 7, false, 2));
+    host.granted(A, of_a_part(1, 8, false, 2));
+    host.granted(A, of_the_group(2, 2));
+    // One thread has all that it has while it runs.
+    assert_eq!(host.ask(A, of_a_part(1, 7, false, 2)), beyond(Some(job)));
+    let part = host.granted(A, of_a_part(1, 9, true, 1));
+    assert_eq!(host.ask(A, of_a_part(1, 9, true, 1)), beyond(Some(job)));
+    assert_eq!(host.ask(A, of_a_part(1, 7, false, 1)), beyond(Some(job)));
+    // Nor is there so much for a part of what a group below has, beside that one's.
+    assert_eq!(host.ask(A, of_a_part(2, 9, true, 1)), beyond(Some(job)));
+    host.release(A, part);
+    let inner = host.granted(A, of_a_part(2, 9, true, 1));
+    host.release(A, inner);
+    host.granted(A, of_a_part(1, 7, false, 1));
+    // Nobody else has more in its way than what the group has.
+    assert!(host.ask(B, terms(programmable(1), "0")).is_err());
+    host.release(A, job);
+    assert!(host.holds(first).is_none());
+    assert_eq!(host.arbiter.leases().count(), 0);
+    host.granted(B, terms(programmable(3), "0"));
+}
+
+/// What is left to a group leaves is too little for all: the newest goes.
+#[test]
+fn the_newest_part_ends_where_its_group_has_less() {
+    let mut host = open();
+    let job = Terms {
+        at_least: 1,
+        ..of_the_group(1, 3)
+    };
+    let job = host.granted(A, job);
+    let old = host.granted(A, of_a_part(1, 7, true, 1));
+    let new = host.granted(A, of_a_part(1, 8, true, 2));
+    let (by, now, out) = (caller(A), host.now, &mut host.out);
+    let kept = host.arbiter.release(job, 2, None, by, now, out);
+    assert_eq!(kept, Ok(()));
+    assert_eq!((host.holds(old), host.holds(new)), (Some(1), None));
+}
+
+/// A thread costs as much as a group.
+#[test]
+fn so_many_threads_have_parts_and_no_more() {
+    let mut host = open();
+    let above = host.granted(A, of_the_group(1, 1));
+    let threads = |from: u32, count: u32| Terms {
+        scope: of_part(1, &(from..from + count).collect::<Vec<_>>(), false),
+        ..terms(programmable(1), "0")
+    };
+    host.granted(A, threads(0, 200));
+    let refused = Err(Refusal::TooManyThreadsBelow { above, most: 256 });
+    assert_eq!(host.ask(A, threads(200, 57)), refused);
+    host.granted(A, threads(200, 56));
 }

@@ -3,7 +3,7 @@
 use arbiter::{CounterSet, Nanos, PerKind};
 use arbiter_host::{
     BootTime, Caller, Change, CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, HostPolicy,
-    Minimum, Outcome, Owner, PmuId, Refusal, Scope, Tenant, TenantId, Terms, ThreadId, Waits,
+    Minimum, Outcome, Owner, Part, PmuId, Refusal, Scope, Tenant, TenantId, Terms, ThreadId, Waits,
 };
 
 pub(crate) const CORE: PmuId = PmuId(0);
@@ -131,11 +131,23 @@ const ABOVE: [&[u64]; 6] = [&[], &[1], &[1, 2], &[1], &[], &[5]];
 /// One of the groups 1 to 6.
 pub(crate) fn of_group(id: u64) -> Scope {
     let above = ABOVE[usize::try_from(id).expect("a small number") - 1];
-    Scope::Group(Group {
+    let group = Group {
         id: GroupId(id),
         above: above.iter().copied().map(GroupId).collect(),
         path: format!("/{id}"),
-    })
+    };
+    Scope::Group(group.into())
+}
+
+/// For threads in one of these groups, or for all that the first of them has others run there.
+pub(crate) fn of_part(id: u64, threads: &[u32], with_others: bool) -> Scope {
+    let group = of_group(id);
+    let threads = threads.iter().map(|number| thread(*number, 0));
+    Scope::Part(Box::new(Part {
+        of: group.group().expect("it is one").clone(),
+        threads: threads.collect(),
+        with_others,
+    }))
 }
 
 pub(crate) fn thread(number: u32, started: u64) -> ThreadId {

@@ -3,7 +3,7 @@
 
 use arbiter::{CounterSet, PerKind};
 use arbiter_host::{
-    CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, HostPolicy, Lease, PmuId, Scope,
+    CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, HostPolicy, Lease, Part, PmuId, Scope,
     TenantId, ThreadId,
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct Held {
 
 impl Held {
     fn group(&self) -> Option<&Group> {
-        self.lease.terms.scope.group()
+        self.lease.terms.scope.group().map(AsRef::as_ref)
     }
 
     /// Whether it holds something for `group` itself.
@@ -24,12 +24,48 @@ impl Held {
         self.holds > 0 && self.group().is_some_and(|own| own.id == group)
     }
 
-    /// Whether it holds something for a group on the way from below `above` down to `to`.
-    fn is_between(&self, above: GroupId, to: &Group) -> bool {
-        let is_below = |own: &Group| own.above.contains(&above);
-        let on_the_way = |own: &Group| own.id == to.id || to.above.contains(&own.id);
-        let is_between = |own: &&Group| is_below(own) && on_the_way(own);
-        self.holds > 0 && self.group().filter(is_between).is_some()
+    /// Whether it holds something on the way from below `above` down to `to`.
+    fn is_between(&self, above: GroupId, to: &Way) -> bool {
+        let on_the_way = |id: &GroupId| to.groups.contains(id);
+        let is_between = match &self.lease.terms.scope {
+            Scope::Cpu | Scope::Thread(_) => false,
+            Scope::Group(own) => own.above.contains(&above) && on_the_way(&own.id),
+            // Whatever its holder runs there may run on the way.
+            Scope::Part(part) if part.with_others => {
+                let is_in = part.of.id == above || part.of.above.contains(&above);
+                is_in && on_the_way(&part.of.id)
+            }
+            Scope::Part(part) => {
+                let is_to =
+                    |thread| to.groups.last() == Some(&part.of.id) && part.threads.contains(thread);
+                on_the_way(&above) && to.thread.as_ref().is_some_and(is_to)
+            }
+        };
+        self.holds > 0 && is_between
+    }
+
+    /// The ways down to what it is for.
+    fn ways(&self) -> Vec<Way> {
+        let to = |group: &Group, thread| Way {
+            groups: group.above.iter().chain([&group.id]).copied().collect(),
+            thread,
+        };
+        match &self.lease.terms.scope {
+            Scope::Cpu | Scope::Thread(_) => Vec::new(),
+            Scope::Group(group) => vec![to(group, None)],
+            Scope::Part(part) => {
+                let Part {
+                    of,
+                    threads,
+                    with_others,
+                } = &**part;
+                let threads = threads.iter().filter(|_| !with_others);
+                let all = with_others.then_some(None).into_iter();
+                all.chain(threads.map(|thread| Some(*thread)))
+                    .map(|thread| to(of, thread))
+                    .collect()
+            }
+        }
     }
 
     fn demands(&self, pmu: PmuId) -> impl Iterator<Item = CounterSet> + '_ {
@@ -37,6 +73,13 @@ impl Held {
         held.filter(move |demand| demand.pmu == pmu)
             .map(|demand| demand.counters)
     }
+}
+
+/// From the outermost group down to one, and to a thread in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Way {
+    groups: Vec<GroupId>,
+    thread: Option<ThreadId>,
 }
 
 /// What outsiders have: a place is a PMU and the index of its domain.
@@ -84,16 +127,18 @@ impl Naive<'_> {
     /// Whether what a lease holds of its first `to` demands is no more than each group above it
     /// has that has a lease, together with what else is taken out of that.
     pub(crate) fn is_within_groups(&self, lease: &Lease, to: usize) -> bool {
-        let Some(group) = lease.terms.scope.group() else {
-            return true;
+        let (in_groups, is_part) = match &lease.terms.scope {
+            Scope::Cpu | Scope::Thread(_) => return true,
+            Scope::Group(group) => (group.above.clone(), false),
+            Scope::Part(part) => ([&part.of.above[..], &[part.of.id]].concat(), true),
         };
-        let asked = |above: &&GroupId| {
-            let is_of = |held: &Held| held.group().is_some_and(|own| own.id == **above);
+        let asked = |above: &GroupId| {
+            let is_of = |held: &Held| held.group().is_some_and(|own| own.id == *above);
             self.held.iter().any(is_of)
         };
-        let above: Vec<GroupId> = group.above.iter().filter(asked).copied().collect();
+        let above: Vec<GroupId> = in_groups.into_iter().filter(asked).collect();
         let hold = |above: &GroupId| self.held.iter().any(|held| held.is_of(*above));
-        if !above.iter().all(hold) {
+        if !above.iter().all(hold) || is_part && above.is_empty() {
             return false;
         }
         let has_pmu = |pmu| {
@@ -106,11 +151,11 @@ impl Naive<'_> {
             || here.all(|(pmu, _, cpus)| {
                 !has_pmu(pmu)
                     || !cpus.meets(&lease.terms.cpus)
-                    || self.is_within(&above, group, pmu, cpus)
+                    || self.is_within(&above, &lease.terms.scope, pmu, cpus)
             })
     }
 
-    fn is_within(&self, above: &[GroupId], group: &Group, pmu: PmuId, cpus: &CpuSet) -> bool {
+    fn is_within(&self, above: &[GroupId], scope: &Scope, pmu: PmuId, cpus: &CpuSet) -> bool {
         let count = |is_in: &dyn Fn(&Held) -> bool, fixed: bool| -> usize {
             let those = self.here(cpus).filter(|held| is_in(held));
             those
@@ -119,16 +164,26 @@ impl Naive<'_> {
                 .count()
         };
         let here = |above: &&GroupId| self.here(cpus).any(|held| held.is_of(**above));
-        let lowest = self.here(cpus).filter_map(Held::group);
-        let lowest = lowest.filter(|low| low.id == group.id || low.above.contains(&group.id));
-        let lowest: Vec<&Group> = lowest.collect();
+        let is_by_it = |way: &Way| match scope {
+            Scope::Cpu | Scope::Thread(_) => false,
+            Scope::Group(group) => way.groups.contains(&group.id),
+            Scope::Part(part) if part.with_others => way.groups.contains(&part.of.id),
+            Scope::Part(part) => way.thread.is_some_and(|one| {
+                part.threads.contains(&one) && way.groups.last() == Some(&part.of.id)
+            }),
+        };
+        let ways = self
+            .here(cpus)
+            .filter(|held| held.holds > 0)
+            .flat_map(Held::ways);
+        let ways: Vec<Way> = ways.filter(is_by_it).collect();
         let above: Vec<GroupId> = above.iter().filter(here).copied().collect();
         !above.is_empty()
             && above.iter().all(|above| {
                 [false, true].into_iter().all(|fixed| {
                     let has = count(&|held| held.is_of(*above), fixed);
-                    let asked = |to: &&Group| count(&|held| held.is_between(*above, to), fixed);
-                    lowest.iter().map(asked).all(|asked| asked <= has)
+                    let asked = |to: &Way| count(&|held| held.is_between(*above, to), fixed);
+                    ways.iter().map(asked).all(|asked| asked <= has)
                 })
             })
     }
@@ -148,8 +203,12 @@ impl Naive<'_> {
         let mut runs = Vec::new();
         for root in roots {
             runs.push(self.here(cpus).filter(|held| held.is_of(root.id)).collect());
-            for to in groups.iter().filter(|group| group.above.contains(&root.id)) {
-                let between = self.here(cpus).filter(|held| held.is_between(root.id, to));
+            let ways = self
+                .here(cpus)
+                .filter(|held| held.holds > 0)
+                .flat_map(Held::ways);
+            for to in ways.filter(|way| way.groups.contains(&root.id)) {
+                let between = self.here(cpus).filter(|held| held.is_between(root.id, &to));
                 runs.push(between.collect());
             }
         }
@@ -204,7 +263,7 @@ impl Naive<'_> {
             match &held.lease.terms.scope {
                 Scope::Cpu => always.extend(held.demands(pmu)),
                 Scope::Thread(of) => threads.extend(of),
-                Scope::Group(_) => {}
+                Scope::Group(_) | Scope::Part(_) => {}
             }
         }
         let mut runs: Vec<Vec<CounterSet>> = vec![Vec::new()];
@@ -275,7 +334,7 @@ impl Naive<'_> {
                 let whole: usize =
                     own().filter(|held| held.lease.terms.scope == Scope::Cpu).map(count).sum();
                 let threads = own().flat_map(|held| match &held.lease.terms.scope {
-                    Scope::Cpu | Scope::Group(_) => Vec::new(),
+                    Scope::Cpu | Scope::Group(_) | Scope::Part(_) => Vec::new(),
                     Scope::Thread(of) => of.clone(),
                 });
                 let busiest = threads.map(|thread| {

@@ -76,6 +76,7 @@ fn terms_of_any_kind() -> impl Strategy<Value = Terms> {
         proptest::collection::btree_set(1u32..5, 1..3)
             .prop_map(|threads| of_threads(&threads.into_iter().collect::<Vec<_>>())),
         (1u64..7).prop_map(of_group),
+        part(),
     ];
     let waits = prop_oneof![
         Just(Waits::No),
@@ -109,6 +110,16 @@ fn terms_of_any_kind() -> impl Strategy<Value = Terms> {
         )
 }
 
+/// Part of what a group has.
+fn part() -> impl Strategy<Value = Scope> {
+    let threads = proptest::collection::btree_set(1u32..5, 1..3);
+    (1u64..7, threads, any::<bool>()).prop_map(|(group, threads, with_others)| {
+        let most = if with_others { 1 } else { threads.len() };
+        let threads: Vec<u32> = threads.into_iter().take(most).collect();
+        of_part(group, &threads, with_others)
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let which = || 0usize..8;
     prop_oneof![
@@ -136,7 +147,11 @@ fn narrow_step() -> impl Strategy<Value = Step> {
         pmu: CORE,
         counters: CounterSet::from_bits(bits),
     });
-    let scope = prop_oneof![3 => Just(Scope::Cpu), 2 => (1u64..7).prop_map(of_group)];
+    let scope = prop_oneof![
+        3 => Just(Scope::Cpu),
+        3 => (1u64..7).prop_map(of_group),
+        2 => part(),
+    ];
     let terms = (
         proptest::collection::vec(demand, 1..4),
         any::<prop::sample::Index>(),
@@ -195,10 +210,16 @@ fn too_many(leases: usize) -> usize {
     32 * (leases + 8)
 }
 
-/// Whether one is for a group that is in the other's.
+/// Whether one is for a group that is in the other's, or for a part of what that has.
 fn is_below(one: &Terms, other: &Terms) -> bool {
-    let groups = one.scope.group().zip(other.scope.group());
-    groups.is_some_and(|(one, other)| one.above.contains(&other.id))
+    let Scope::Group(other) = &other.scope else {
+        return false;
+    };
+    match &one.scope {
+        Scope::Cpu | Scope::Thread(_) => false,
+        Scope::Group(one) => one.above.contains(&other.id),
+        Scope::Part(part) => part.of.id == other.id || part.of.above.contains(&other.id),
+    }
 }
 
 /// Whether two leases could want one counter, each instead of the other. Of an uncore PMU,
@@ -213,6 +234,17 @@ fn compete(one: &Terms, other: &Terms) -> bool {
             a.pmu == b.pmu && (meet || a.pmu == UNCORE) && !(a.counters & b.counters).is_empty()
         })
     })
+}
+
+/// Whether it is a part of what a group has that has no lease.
+fn is_of_nothing(terms: &Terms, before: &[Held]) -> bool {
+    let Scope::Part(part) = &terms.scope else {
+        return false;
+    };
+    let mut groups = before
+        .iter()
+        .filter_map(|held| held.lease.terms.scope.group());
+    groups.all(|group| group.id != part.of.id)
 }
 
 /// Who goes before whom.
@@ -398,7 +430,7 @@ impl World {
     /// All leases that are for a thread are told that it has ended.
     fn end_thread(&mut self, number: u32) {
         let ended = thread(number, 0);
-        let is_for = |lease: &&Lease| matches!(&lease.terms.scope, Scope::Thread(threads) if threads.contains(&ended));
+        let is_for = |lease: &&Lease| lease.terms.scope.threads().contains(&ended);
         let leases = self.host.arbiter.leases();
         let leases: Vec<Lease> = leases.filter(is_for).cloned().collect();
         let told = leases
@@ -408,10 +440,7 @@ impl World {
         self.host.arbiter.threads_ended(&told.collect(), now, out);
         for before in leases {
             let id = before.id;
-            let others = match &before.terms.scope {
-                Scope::Cpu | Scope::Group(_) => 0,
-                Scope::Thread(threads) => threads.len() - 1,
-            };
+            let others = before.terms.scope.threads().len() - 1;
             let ends = self.host.out.iter().any(|change| {
                 matches!(change, Change::Ended { lease, why: Cause::ThreadsEnded } if lease.id == id)
             });
@@ -463,6 +492,8 @@ impl World {
         assert!(!has_below || outcome.is_err(), "{terms:?} {outcome:?}");
         match &outcome {
             Err(Refusal::GroupsBelow { .. }) => assert!(has_below, "{terms:?}"),
+            // Nobody waits for a lease of the group.
+            Err(Refusal::BeyondGroup { above: None, .. }) if is_of_nothing(&terms, &before) => {}
             Ok(Outcome::Granted { lease, holds }) => {
                 assert_eq!(*lease, LeaseId(next));
                 assert_eq!(Some(*holds), most, "{terms:?}");

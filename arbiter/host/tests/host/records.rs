@@ -88,6 +88,26 @@ fn what_the_host_or_the_policy_does_not_have_is_not_recalled() {
     assert_eq!(lease.terms.scope, of_threads(&[9, 12]));
 }
 
+/// A part is its holder's, who has to claim it.
+#[test]
+fn parts_of_a_groups_lease_come_back() {
+    for with_others in [false, true] {
+        let mut before = Host::new(policy());
+        let ask = |scope| Terms {
+            scope,
+            ..terms(programmable(2), "0")
+        };
+        before.granted(0, ask(of_group(3)));
+        let part = before.granted(0, ask(of_part(3, &[9], with_others)));
+        let lease = before.arbiter.lease(part).expect("a lease");
+        let text = serde_json::to_string(&LeaseRecord::of(lease, &before.arbiter)).expect("JSON");
+        let record: LeaseRecord = serde_json::from_str(&text).expect("a record");
+        let lease = record.recall(&before.arbiter).expect("a lease");
+        assert_eq!(lease.terms.scope, of_part(3, &[9], with_others));
+        assert_eq!(text.contains("with_others"), with_others, "{text}");
+    }
+}
+
 /// A control group, and who asked for it, come back; nobody has to claim what it holds.
 #[test]
 fn the_lease_of_a_group_is_its_own_after_a_restart() {

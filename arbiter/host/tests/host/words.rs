@@ -41,7 +41,7 @@ fn words_are_for_good() {
          holder-gone threads-ended timed-out unclaimed barred wrong-request starting no-audit \
          audit-failed no-events foreign-thread not-opened too-many-events journal-failed \
          method-not-found invalid-parameter groups-below beyond-group group-empty nobody-came \
-         above-ended too-many-below",
+         above-ended too-many-below moved-away",
         Reason::Other,
     );
     check(
@@ -51,7 +51,7 @@ fn words_are_for_good() {
     );
     check("holds short waits unclaimed", Standing::Other);
     check("programmable fixed", CounterKind::Other);
-    check("cpu thread cgroup", LeaseScope::Other);
+    check("cpu thread cgroup part", LeaseScope::Other);
     check("granted waits refused", Fate::Other);
     check("nmi-watchdog process hidden barred", OutsiderKind::Other);
 }

@@ -122,6 +122,9 @@ impl Holder<'_> {
             text::counters(&lease.counters),
             lease.cpus
         );
+        let out_of = text::out_of(lease);
+        let between = if out_of.is_empty() { "" } else { ", " };
+        let text = format!("{text}{between}{out_of}");
         self.tell(&text);
         if let Some(warning) = unpinned(&self.options.command) {
             self.tell(&warning);

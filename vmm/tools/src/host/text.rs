@@ -100,6 +100,14 @@ fn remarks(lease: &Lease) -> String {
     remarks.join("; ")
 }
 
+/// Out of which lease it is taken, of the control group that its holder runs in.
+pub(super) fn out_of(lease: &Lease) -> String {
+    let within = lease.within;
+    within.map_or_else(String::new, |above| {
+        format!("out of lease {above}, of the control group that it is in")
+    })
+}
+
 /// Which control group it is for, and who asked, if that was not its owner.
 fn of_group(group: &LeasedGroup) -> String {
     match (&group.by_tenant, group.by_uid) {
@@ -132,11 +140,15 @@ pub(super) fn leases(
             rank(lease),
             lease.held_ms.map(time).unwrap_or_default(),
             lease.left_ms.map_or_else(|| "-".to_owned(), time),
-            [group.map(of_group).unwrap_or_default(), remarks(lease)]
-                .into_iter()
-                .filter(|remark| !remark.is_empty())
-                .collect::<Vec<_>>()
-                .join("; "),
+            [
+                group.map(of_group).unwrap_or_default(),
+                out_of(lease),
+                remarks(lease),
+            ]
+            .into_iter()
+            .filter(|remark| !remark.is_empty())
+            .collect::<Vec<_>>()
+            .join("; "),
         ]
     };
     let heads = [
