@@ -301,7 +301,7 @@ impl Broker {
 
     /// Serves a connection from now on. `false`: its user has too many, or it is gone.
     pub(crate) fn admit(&mut self, id: u64, socket: ClientSocket, config: &ArbiterConfig) -> bool {
-        let client = Client::of(&socket, |group| config.names_group(group));
+        let client = Client::of(&socket, config.named_groups());
         let (Ok(client), Ok(process)) = (client, peer::process(&socket)) else {
             return false;
         };
@@ -324,8 +324,8 @@ impl Broker {
     /// Other rules may be about others of the holders' groups.
     pub(crate) fn look_at_groups(&mut self, config: &ArbiterConfig) {
         for holder in self.holders.values_mut() {
-            let is_named = |group| config.names_group(group);
-            holder.client.look_at_groups(&holder.socket, is_named);
+            let named = config.named_groups();
+            holder.client.look_at_groups(&holder.socket, named);
         }
     }
 

@@ -355,10 +355,10 @@ impl ArbiterConfig {
         members.any(|members| members.opens_events)
     }
 
-    /// Whether a tenant is of a group of users.
-    pub(crate) fn names_group(&self, group: u32) -> bool {
-        let mut members = self.members.iter();
-        members.any(|members| members.groups.contains(&group))
+    /// The groups of users that tenants are of.
+    pub(crate) fn named_groups(&self) -> impl Iterator<Item = u32> {
+        let members = self.members.iter();
+        members.flat_map(|members| members.groups.iter().copied())
     }
 
     /// Whether a client's user has no tenant, and nothing to say.

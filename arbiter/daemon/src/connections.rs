@@ -91,8 +91,8 @@ impl Connection {
     }
 
     /// Other rules may be about others of its groups.
-    pub(crate) fn look_at_groups(&mut self, is_named: impl Fn(u32) -> bool) {
-        self.client.look_at_groups(&self.socket, is_named);
+    pub(crate) fn look_at_groups(&mut self, named: impl Iterator<Item = u32>) {
+        self.client.look_at_groups(&self.socket, named);
     }
 
     /// Takes in what has come: up to a whole call, and what came right behind it.

@@ -318,7 +318,7 @@ impl Arbiterd {
                 }
             };
             let config = self.desk.service().config();
-            let Ok(client) = Client::of(&socket, |group| config.names_group(group)) else {
+            let Ok(client) = Client::of(&socket, config.named_groups()) else {
                 continue;
             };
             self.admit(socket, client);
@@ -774,7 +774,7 @@ impl Arbiterd {
                 self.desk.follow_config(now());
                 let config = self.desk.service().config();
                 for (id, connection) in &mut self.connections {
-                    connection.look_at_groups(|group| config.names_group(group));
+                    connection.look_at_groups(config.named_groups());
                     let stranger = config.is_stranger(connection.client());
                     self.room.add(*id, connection.client().uid, stranger);
                 }

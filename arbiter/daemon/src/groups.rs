@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::hierarchies;
-use crate::task::{self, Task};
+use crate::task::{Task, Text};
 
 /// Groups are in no more others.
 pub(crate) const DEEPEST: usize = 64;
@@ -350,8 +350,16 @@ impl NamedGroup {
                 .then_some(())
                 .ok_or_else(|| NoGroup::NotOwn(path()));
         }
+        let mut text = Text::of(processes.len());
+        let checked = self.are_of(who, processes, &mut text);
+        *looks += text.looks();
+        checked
+    }
+
+    fn are_of(&self, who: Who, processes: BTreeSet<u32>, text: &mut Text) -> Result<(), NoGroup> {
+        let path = || self.group.path.clone();
         for process in processes {
-            let task = Task::of(process).map_err(|error| NoGroup::Io(path(), error))?;
+            let task = Task::within(process, text).map_err(|error| NoGroup::Io(path(), error))?;
             // One that has ended meanwhile runs there no more.
             let is_foreign = task.is_some_and(|task| !task.is_of(who.uid, who.gid));
             if is_foreign {

@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use umpire_service::{Peer, unmapped_numbers};
 
-use crate::task::{Ids, Task, cgroup, number_here};
+use crate::task::{Ids, Life, Task, Text, cgroup, is_inner, number_here};
 
 /// Most threads of a process of another PID namespace among which numbers are looked for:
 /// everybody waits meanwhile.
@@ -37,8 +37,9 @@ pub(crate) struct Client {
     pub(crate) process: Option<ThreadId>,
     /// Why there is no `process`, if that is no end of it: in words.
     pub(crate) not_seen: Option<String>,
-    /// That is in another PID namespace, whose numbers are not those here.
-    pub(crate) is_inner: bool,
+    /// Whether that is in another PID namespace, whose numbers are not those here. `None`: it has
+    /// to be looked at, which takes its time.
+    pub(crate) is_inner: Option<bool>,
     /// What of it could not be learned, and why, in words; empty: all was.
     pub(crate) unknown: String,
 }
@@ -101,13 +102,13 @@ pub(crate) enum NoUser {
 }
 
 impl Client {
-    /// Who has connected. `is_named`: whether a rule is about that group.
-    pub(crate) fn of(socket: &impl AsFd, is_named: impl Fn(u32) -> bool) -> io::Result<Self> {
+    /// Who has connected. `named`: the groups of users that rules are about.
+    pub(crate) fn of(socket: &impl AsFd, named: impl Iterator<Item = u32>) -> io::Result<Self> {
         let Peer { pid, uid, groups } = Peer::of(socket)?;
         let mut client = Client {
             pid,
             uid,
-            groups: named(groups, is_named),
+            groups: named.filter(|group| groups.contains(group)).collect(),
             ..Client::default()
         };
         if uid == Peer::UNMAPPED {
@@ -123,23 +124,27 @@ impl Client {
             ));
             return Ok(client);
         }
-        let task = Task::of(pid);
+        let life = Life::of(pid);
         let cgroup = cgroup(pid);
         // If the process is gone, its number may have been another's when that was read.
         let gone = match process(socket) {
-            Ok(process) => Ok(process.is_some_and(|process| has_ended(&process))),
+            Ok(None) => Ok(false),
+            Ok(Some(process)) => {
+                client.is_inner = is_inner(&process).ok().flatten();
+                Ok(has_ended(&process))
+            }
             Err(error) if is_ended(&error) => Ok(true),
             Err(error) => Err(error),
         };
-        client.set_process(gone, task, cgroup);
+        client.set_process(gone, life, cgroup);
         Ok(client)
     }
 
     /// Other rules may be about others of its groups: it is known which it had as it connected.
-    pub(crate) fn look_at_groups(&mut self, socket: &impl AsFd, is_named: impl Fn(u32) -> bool) {
+    pub(crate) fn look_at_groups(&mut self, socket: &impl AsFd, named: impl Iterator<Item = u32>) {
         // What cannot be told stays as it is known.
         if let Ok(peer) = Peer::of(socket) {
-            self.groups = named(peer.groups, is_named);
+            self.groups = named.filter(|group| peer.is_in(*group)).collect();
         }
     }
 
@@ -147,16 +152,15 @@ impl Client {
     fn set_process(
         &mut self,
         gone: io::Result<bool>,
-        task: io::Result<Option<Task>>,
+        life: io::Result<Option<Life>>,
         cgroup: io::Result<Option<Vec<u8>>>,
     ) {
-        match (gone, task) {
+        match (gone, life) {
             (Ok(true), _) | (Ok(false), Ok(None)) => {
                 self.lacks(format_args!("its process has ended"));
             }
-            (Ok(false), Ok(Some(task))) => {
-                self.is_inner = task.inner.is_some();
-                self.process = Some(task.id);
+            (Ok(false), Ok(Some(life))) => {
+                self.process = Some(life.id);
                 self.set_cgroup(cgroup);
             }
             (Err(error), _) | (_, Err(error)) => {
@@ -244,13 +248,33 @@ impl Client {
         }
         let process = self.process.ok_or_else(|| self.no_process())?;
         *looks += numbers.len() as u64;
-        if self.is_inner {
-            let own = look(self.pid)?.filter(|task| task.id == process);
-            own.ok_or(NoThread::Gone)?;
-            return self.named_within(numbers, looks);
+        let of_namespace = if self.is_inner == Some(false) {
+            0
+        } else {
+            MOST_LOOKED_AT
+        };
+        let mut text = Text::of(numbers.len() + of_namespace);
+        let found = self.named_by(numbers, process, &mut text, looks);
+        *looks += text.looks();
+        found
+    }
+
+    fn named_by(
+        &self,
+        numbers: &[u32],
+        process: ThreadId,
+        text: &mut Text,
+        looks: &mut u64,
+    ) -> Result<Vec<Task>, NoThread> {
+        if self.is_inner != Some(false) {
+            let own = look(self.pid, text)?.filter(|task| task.id == process);
+            let own = own.ok_or(NoThread::Gone)?;
+            if self.is_inner.unwrap_or(own.inner.is_some()) {
+                return self.named_within(numbers, text, looks);
+            }
         }
         let found = numbers.iter().map(|&number| {
-            let task = look(number)?.filter(|task| !task.ended);
+            let task = look(number, text)?.filter(|task| !task.ended);
             task.ok_or(NoThread::None(number))
         });
         found.collect()
@@ -272,8 +296,8 @@ impl Client {
             let why = self.not_seen.as_ref();
             why.map_or(NoUser::Gone, |why| not_seen(why))
         })?;
-        let task = look(self.pid).map_err(|error| not_seen(&error))?;
-        task.filter(|task| task.id == process).ok_or(NoUser::Gone)?;
+        let life = Life::of(self.pid).map_err(|error| not_seen(&error))?;
+        life.filter(|life| life.id == process).ok_or(NoUser::Gone)?;
         let shared = match ids {
             Ids::Users => unmapped_numbers().0,
             Ids::Groups => unmapped_numbers().1,
@@ -295,7 +319,12 @@ impl Client {
 
     /// The same where numbers are those of another namespace: the last in `NSpid`
     /// (proc_pid_status(5)).
-    fn named_within(&self, numbers: &[u32], looks: &mut u64) -> Result<Vec<Task>, NoThread> {
+    fn named_within(
+        &self,
+        numbers: &[u32],
+        text: &mut Text,
+        looks: &mut u64,
+    ) -> Result<Vec<Task>, NoThread> {
         let all = Task::numbers_of(self.pid).map_err(|error| NoThread::Unknown {
             number: numbers.first().copied().unwrap_or_default(),
             error,
@@ -303,11 +332,13 @@ impl Client {
         let mut found: BTreeMap<u32, Option<u32>> =
             numbers.iter().map(|number| (*number, None)).collect();
         let mut left = found.len();
-        for (number, inner) in all.take(MOST_LOOKED_AT) {
+        for number in all.take(MOST_LOOKED_AT) {
             if left == 0 {
                 break;
             }
             *looks += 1;
+            // One that ends meanwhile has none.
+            let inner = look(number, text)?.and_then(|task| task.inner);
             if let Some(place) = inner.and_then(|inner| found.get_mut(&inner)) {
                 left -= usize::from(place.replace(number).is_none());
             }
@@ -315,7 +346,7 @@ impl Client {
         let tasks = numbers.iter().map(|&number| {
             let none = || NoThread::NotInNamespace(number);
             let here = found.get(&number).copied().flatten().ok_or_else(none)?;
-            let task = look(here)?.filter(|task| !task.ended);
+            let task = look(here, text)?.filter(|task| !task.ended);
             // Its number may be a later one's by now.
             let is = |task: &Task| task.process == self.pid && task.inner == Some(number);
             task.filter(is).ok_or_else(none)
@@ -324,14 +355,8 @@ impl Client {
     }
 }
 
-fn named(mut groups: Vec<u32>, is_named: impl Fn(u32) -> bool) -> Vec<u32> {
-    groups.retain(|group| is_named(*group));
-    groups.shrink_to_fit();
-    groups
-}
-
-fn look(number: u32) -> Result<Option<Task>, NoThread> {
-    Task::of(number).map_err(|error| NoThread::Unknown { number, error })
+fn look(number: u32, text: &mut Text) -> Result<Option<Task>, NoThread> {
+    Task::within(number, text).map_err(|error| NoThread::Unknown { number, error })
 }
 
 /// The process that has connected. `None`: the kernel names it by its number only (before
@@ -384,14 +409,12 @@ pub(crate) fn thread(thread: u32, client: &Client) -> io::Result<Option<Started>
 
 /// Whether nobody has a thread's number any more, or only one that was started later. Of one
 /// that cannot be looked at nobody knows: it is there.
-pub(crate) fn is_gone(started: Option<Started>, task: &io::Result<Option<Task>>) -> bool {
-    match (task, started) {
+pub(crate) fn is_gone(started: Option<Started>, life: &io::Result<Option<Life>>) -> bool {
+    match (life, started) {
         (Err(_), _) => false,
-        (Ok(task), Some(started)) => task
-            .as_ref()
-            .is_none_or(|task| task.id.started != started.0),
+        (Ok(life), Some(started)) => life.is_none_or(|life| life.id.started != started.0),
         // Whoever has the number may be it.
-        (Ok(task), None) => task.is_none(),
+        (Ok(life), None) => life.is_none(),
     }
 }
 
@@ -405,15 +428,17 @@ mod tests {
         let me = Client {
             pid,
             uid: rustix::process::geteuid().as_raw(),
-            process: look(pid).expect("it can be looked at").map(|task| task.id),
+            process: Life::of(pid)
+                .expect("it can be looked at")
+                .map(|life| life.id),
             ..Client::default()
         };
         let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("an id");
         let thread = |number, client: &Client| thread(number, client).expect("it can be seen");
         assert!(thread(own, &me).is_some() && thread(me.pid, &me).is_some());
         assert_eq!(thread(own, &me), thread(own, &me));
-        assert!(!is_gone(thread(own, &me), &Task::of(own)));
-        assert!(is_gone(thread(own, &me), &Task::of(u32::MAX)));
+        assert!(!is_gone(thread(own, &me), &Life::of(own)));
+        assert!(is_gone(thread(own, &me), &Life::of(u32::MAX)));
         let threads = |client: &Client, operator| {
             let mut looks = 0;
             let found = client.threads(&[own], operator, &mut looks);
@@ -444,7 +469,7 @@ mod tests {
         assert!(threads(&unmapped, false).is_err());
         // Its numbers are of a namespace that has none of them.
         let inner = Client {
-            is_inner: true,
+            is_inner: Some(true),
             ..me.clone()
         };
         assert!(
@@ -487,7 +512,9 @@ mod tests {
         let pid = std::process::id();
         let me = Client {
             pid,
-            process: look(pid).expect("it can be looked at").map(|task| task.id),
+            process: Life::of(pid)
+                .expect("it can be looked at")
+                .map(|life| life.id),
             ..Client::default()
         };
         let own = rustix::process::geteuid().as_raw();
@@ -538,7 +565,7 @@ mod tests {
     /// A lack of descriptors, or of rights, is this process's, and no end of another.
     #[test]
     fn who_cannot_be_looked_at_has_not_ended() {
-        let seen = |gone: io::Result<bool>, task: io::Result<Option<Task>>| {
+        let seen = |gone: io::Result<bool>, task: io::Result<Option<Life>>| {
             let mut client = Client {
                 pid: 9,
                 ..Client::default()
@@ -547,7 +574,7 @@ mod tests {
             let why = client.no_process().to_string();
             (client.process.is_some(), why.contains("has ended"), why)
         };
-        let task = || Task::of(std::process::id());
+        let task = || Life::of(std::process::id());
         assert!(seen(Ok(false), task()).0);
         for (gone, task) in [(Ok(true), task()), (Ok(false), Ok(None))] {
             let (is_seen, ended, why) = seen(gone, task);

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::OnceLock;
 
@@ -31,21 +31,136 @@ pub(crate) struct Task {
     pub(crate) dumpable: bool,
 }
 
+/// Which thread has a number, and whether it is ending. That takes little time, whatever it is
+/// like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(crate) id: ThreadId,
+    /// As [`Task::ended`].
+    pub(crate) ended: bool,
+}
+
+impl Life {
+    /// Of the thread that has this number now. `None`: there is none.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub(crate) fn of(number: u32) -> io::Result<Option<Self>> {
+        seen(number, |folder| {
+            Self::parse(number, &read(folder, "stat")?).ok_or_else(|| odd(number))
+        })
+    }
+
+    /// By proc_pid_stat(5).
+    fn parse(number: u32, stat: &[u8]) -> Option<Self> {
+        /// `PF_EXITING` of the kernel's `<linux/sched.h>`.
+        const EXITING: u64 = 0x4;
+        // The name, which may hold anything, is field 2; fields 3, 9 and 22 are these.
+        let fields = stat.rsplit(|byte| *byte == b')').next()?;
+        let mut fields = words(fields);
+        let (state, flags) = (fields.next()?, parsed::<u64>(fields.nth(5)?)?);
+        let started = parsed(fields.nth(12)?)?;
+        Some(Life {
+            id: ThreadId { number, started },
+            ended: matches!(state, b"Z" | b"X") || flags & EXITING != 0,
+        })
+    }
+}
+
+/// How much of `status` files is read for one request. They have all groups of users that their
+/// process is in, which may be 65,536; and the kernel takes as long, some milliseconds for each
+/// such file, while everybody waits.
+#[derive(Debug)]
+pub(crate) struct Text {
+    left: u64,
+    read: u64,
+}
+
+impl Text {
+    /// So much at least, and so much for each number that is looked at.
+    const LEAST: u64 = 1 << 20;
+    const OF_ONE: u64 = 4096;
+    /// So much costs as much as a look.
+    const OF_LOOK: u64 = 2048;
+
+    /// For so many numbers.
+    pub(crate) fn of(numbers: usize) -> Self {
+        Text {
+            left: Self::LEAST.max(Self::OF_ONE.saturating_mul(numbers as u64)),
+            read: 0,
+        }
+    }
+
+    /// How many looks at usual processes it was as dear as.
+    pub(crate) fn looks(&self) -> u64 {
+        self.read / Self::OF_LOOK
+    }
+
+    fn read(&mut self, folder: &OwnedFd) -> io::Result<Vec<u8>> {
+        if self.left == 0 {
+            return Err(io::Error::other(
+                "the processes to look at are in too many groups of users",
+            ));
+        }
+        let status = read(folder, "status")?;
+        self.read += status.len() as u64;
+        self.left = self.left.saturating_sub(status.len() as u64);
+        Ok(status)
+    }
+}
+
+/// What is seen in the folder of the thread that has this number now. `None`: there is none.
+fn seen<T>(number: u32, look: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<Option<T>> {
+    require_own_proc()?;
+    // What `/proc/N/stat` has is summed over all threads of the process; this is its own. The
+    // folder stays the thread's, whoever has its number later.
+    let folder = folder(&format!("/proc/{number}/task/{number}"));
+    match folder.and_then(|folder| look(&folder)) {
+        Err(error) if is_none(&error) && is_hidden(number) => Err(io::Error::other(
+            "/proc hides it from the arbiter (hidepid); give the arbiter CAP_SYS_PTRACE",
+        )),
+        Err(error) if is_none(&error) => Ok(None),
+        task => task.map(Some),
+    }
+}
+
+fn folder(path: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(CWD, path, flags, Mode::empty())?)
+}
+
+fn odd(number: u32) -> io::Error {
+    let what = format!("the stat or status of thread {number} is not as proc(5) has it");
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Whether a process is in another PID namespace than this one, by a descriptor of it. `None`:
+/// the kernel does not say so.
+///
+/// # Errors
+/// It cannot be looked at.
+pub(crate) fn is_inner(process: &OwnedFd) -> io::Result<Option<bool>> {
+    require_own_proc()?;
+    let text = fs::read(format!("/proc/self/fdinfo/{}", process.as_raw_fd()))?;
+    let numbers = line(&text, "NSpid:").map(|numbers| words(numbers).count());
+    Ok(numbers.map(|numbers| numbers > 1))
+}
+
 impl Task {
     /// The thread that has this number now. `None`: there is none.
     ///
     /// # Errors
     /// It cannot be looked at.
     pub(crate) fn of(number: u32) -> io::Result<Option<Self>> {
-        require_own_proc()?;
-        // What `/proc/N/stat` has is summed over all threads of the process; this is its own.
-        match Self::at(&format!("/proc/{number}/task/{number}"), number) {
-            Err(error) if is_none(&error) && is_hidden(number) => Err(io::Error::other(
-                "/proc hides it from the arbiter (hidepid); give the arbiter CAP_SYS_PTRACE",
-            )),
-            Err(error) if is_none(&error) => Ok(None),
-            task => task.map(Some),
-        }
+        Self::within(number, &mut Text::of(1))
+    }
+
+    /// The same, one of many that are looked at for a request.
+    ///
+    /// # Errors
+    /// It cannot be looked at, or too much was read.
+    pub(crate) fn within(number: u32, text: &mut Text) -> io::Result<Option<Self>> {
+        seen(number, |folder| Self::at(folder, number, text))
     }
 
     /// Whether it is of that user, and of that group of users, in each way.
@@ -54,57 +169,36 @@ impl Task {
         self.uids.iter().all(|own| *own == uid) && gid.is_none_or(has_group)
     }
 
-    /// The numbers of a process's threads, here and in their own PID namespace.
+    /// The numbers of a process's threads.
     ///
     /// # Errors
     /// They cannot be listed.
-    pub(crate) fn numbers_of(process: u32) -> io::Result<impl Iterator<Item = (u32, Option<u32>)>> {
+    pub(crate) fn numbers_of(process: u32) -> io::Result<impl Iterator<Item = u32>> {
         require_own_proc()?;
-        let folder = format!("/proc/{process}/task");
-        let names = fs::read_dir(&folder)?.map_while(Result::ok);
-        Ok(names.filter_map(move |name| {
-            let number = parsed(name.file_name().as_encoded_bytes())?;
-            // One that ends meanwhile has none.
-            let status = fs::read(format!("{folder}/{number}/status")).unwrap_or_default();
-            Some((number, inner(&status)))
-        }))
+        let names = fs::read_dir(format!("/proc/{process}/task"))?.map_while(Result::ok);
+        Ok(names.filter_map(|name| parsed(name.file_name().as_encoded_bytes())))
     }
 
-    fn at(folder: &str, number: u32) -> io::Result<Self> {
-        // The folder stays the thread's, whoever has its number later.
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = openat(CWD, folder, flags, Mode::empty())?;
-        let (stat, status) = (read(&folder, "stat")?, read(&folder, "status")?);
-        // What cannot be dumped has root for the owner of its files: proc(5).
-        let owner = statat(&folder, "status", AtFlags::empty())?.st_uid;
-        Self::parse(number, &stat, &status, owner).ok_or_else(|| {
-            let what = format!("the stat or status of thread {number} is not as proc(5) has it");
-            io::Error::new(io::ErrorKind::InvalidData, what)
-        })
+    fn at(folder: &OwnedFd, number: u32, text: &mut Text) -> io::Result<Self> {
+        let (stat, status) = (read(folder, "stat")?, text.read(folder)?);
+        Self::parse(number, &stat, &status).ok_or_else(|| odd(number))
     }
 
     /// By proc_pid_stat(5) and proc_pid_status(5).
-    fn parse(number: u32, stat: &[u8], status: &[u8], owner: u32) -> Option<Self> {
-        /// `PF_EXITING` of the kernel's `<linux/sched.h>`.
-        const EXITING: u64 = 0x4;
-        // The name, which may hold anything, is field 2; fields 3, 9 and 22 are these.
-        let fields = stat.rsplit(|byte| *byte == b')').next()?;
-        let mut fields = words(fields);
-        let (state, flags) = (fields.next()?, parsed::<u64>(fields.nth(5)?)?);
-        let started = parsed(fields.nth(12)?)?;
+    fn parse(number: u32, stat: &[u8], status: &[u8]) -> Option<Self> {
+        let Life { id, ended } = Life::parse(number, stat)?;
         let numbers =
             |name| line(status, name).map(|line| words(line).filter_map(parsed).collect());
         let four =
             |name| -> Option<Vec<u32>> { numbers(name).filter(|ids: &Vec<u32>| ids.len() == 4) };
         let uids = four("Uid:")?;
         Some(Task {
-            dumpable: uids.get(1) == Some(&owner),
-            id: ThreadId { number, started },
+            id,
             process: numbers("Tgid:")?.first().copied()?,
             uids,
             gids: four("Gid:")?,
             inner: inner(status),
-            ended: matches!(state, b"Z" | b"X") || flags & EXITING != 0,
+            ended,
         })
     }
 }
@@ -216,7 +310,8 @@ fn require_own_proc() -> io::Result<()> {
     static OWN: OnceLock<bool> = OnceLock::new();
     let own = OWN.get_or_init(|| {
         let me = std::process::id();
-        let seen = Task::at("/proc/self", me);
+        let seen = folder("/proc/self");
+        let seen = seen.and_then(|folder| Task::at(&folder, me, &mut Text::of(1)));
         seen.is_ok_and(|seen| seen.process == me && seen.inner.is_none())
     });
     if *own {
@@ -345,7 +440,22 @@ mod tests {
         assert_eq!(other.process, std::process::id());
         assert_ne!(other.id.number, other.process);
         let mut all = Task::numbers_of(std::process::id()).expect("its threads");
-        assert!(all.any(|one| one == (task.id.number, None)));
+        assert!(all.any(|one| one == task.id.number));
+        let life = Life {
+            id: task.id,
+            ended: false,
+        };
+        assert_eq!(Life::of(own()).expect("it can be looked at"), Some(life));
+        assert_eq!(Life::of(0).expect("nothing to look at"), None);
+        // No more is read than for so many, however long each is.
+        let mut text = Text { left: 1, read: 0 };
+        assert_eq!(
+            Task::within(own(), &mut text).expect("the first"),
+            Some(task)
+        );
+        assert!(text.read > 100 && text.left == 0);
+        let error = Task::within(own(), &mut text).expect_err("it was too much");
+        assert!(error.to_string().contains("too many groups"), "{error}");
         assert!(cgroup(std::process::id()).is_ok());
     }
 }

@@ -16,7 +16,7 @@ use umpire_service::Poll;
 
 use crate::journal::{Entry, Stored};
 use crate::service::Service;
-use crate::task::Task;
+use crate::task::Life;
 
 /// `PIDFD_THREAD` of `<linux/pidfd.h>`.
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
@@ -213,9 +213,9 @@ impl Threads {
 
     /// One that cannot be looked at is taken for what it was.
     fn look_at(&mut self, thread: ThreadId) {
-        let is = |task: &Task| task.id == thread && !task.ended;
-        match Task::of(thread.number) {
-            Ok(task) if !task.as_ref().is_some_and(is) => self.has_ended(thread),
+        let is = |life: Life| life.id == thread && !life.ended;
+        match Life::of(thread.number) {
+            Ok(life) if !life.is_some_and(is) => self.has_ended(thread),
             Ok(_) => self.blind = false,
             Err(error) => {
                 if !std::mem::replace(&mut self.blind, true) {
@@ -252,8 +252,8 @@ pub(crate) fn learn(lease: &mut Stored) {
     };
     let given = lease.since.unwrap_or(lease.waits_since);
     let started = threads.iter().map(|number| {
-        let task = Task::of(*number).ok().flatten();
-        let started = task.map(|task| task.id.started);
+        let life = Life::of(*number).ok().flatten();
+        let started = life.map(|life| life.id.started);
         started.filter(|started| started.saturating_mul(TICK) <= given)
     });
     // No thread of a user's began with the host.
@@ -279,8 +279,8 @@ mod tests {
         let mut command = Command::new("cat");
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let child = command.spawn().expect("cat starts");
-        let task = Task::of(child.id()).expect("it can be looked at");
-        (child, task.expect("it is there").id)
+        let life = Life::of(child.id()).expect("it can be looked at");
+        (child, life.expect("it is there").id)
     }
 
     fn end(mut child: Child) {
@@ -393,7 +393,7 @@ mod tests {
         drop(child.stdin.take());
         let until = Instant::now() + Duration::from_secs(60);
         let runs = || {
-            Task::of(id.number)
+            Life::of(id.number)
                 .expect("a look")
                 .is_some_and(|task| !task.ended)
         };

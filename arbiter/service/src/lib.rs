@@ -321,7 +321,9 @@ impl Peer {
         let mut groups = sys::peer_groups(socket.as_fd())?;
         groups.push(gid);
         let shared = namespace::shared_numbers();
-        groups.retain(|group| Some(*group) != shared.group);
+        if shared.group.is_some() {
+            groups.retain(|group| Some(*group) != shared.group);
+        }
         let uid = if Some(uid) == shared.user {
             Self::UNMAPPED
         } else {

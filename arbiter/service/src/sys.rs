@@ -41,7 +41,7 @@ pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
             Err(error)
                 if error.raw_os_error() == Some(libc::ERANGE) && groups.len() < MOST_GROUPS =>
             {
-                groups.resize(2 * groups.len(), 0);
+                groups.resize(8 * groups.len(), 0);
             }
             Err(error) => return Err(error),
         }

@@ -12,8 +12,8 @@ use super::{OpenEvent, inherited};
 use crate::budget::Follows;
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
-use crate::service::{Allowed, Taken, TakenBy, Told};
-use crate::task::Task;
+use crate::service::{Taken, Told};
+use crate::task::Life;
 
 /// Most that a user has lost and that are still looked at.
 const MOST_LOST: usize = 4096;
@@ -113,23 +113,8 @@ impl Lost {
     }
 
     /// Whether there is nothing left that it could count.
-    fn is_over(&self, groups: &mut LateTree) -> bool {
-        let allowed = &self.open.allowed;
-        let state = |group: &Group| groups.get().and_then(|tree| tree.state(group));
-        let state = allowed.group.as_ref().map(state);
-        let nothing_runs = matches!(state, Some(Ok(GroupState::Empty | GroupState::Gone)));
-        if self.open.root.is_some() {
-            // Nobody knows who has inherited it: only that it runs in the group, or has moved
-            // out of it.
-            let process = self.open.root.and_then(|root| root.process);
-            let with_process = allowed.event.follows == Follows::Threads
-                && process.is_some_and(|process| matches!(Task::of(process), Ok(None)));
-            return inherited::has_ended(&self.open) && (nothing_runs || with_process);
-        }
-        if matches!(state, Some(Ok(GroupState::Gone))) {
-            return true;
-        }
-        let is_gone = |(number, started)| peer::is_gone(started, &Task::of(number));
+    fn is_over(&self) -> bool {
+        let is_gone = |(number, started)| peer::is_gone(started, &Life::of(number));
         // A thread that has called `execve` has the number and the start of its process.
         is_gone(self.open.life) && is_gone((self.open.pid, self.open.process))
     }
@@ -137,10 +122,10 @@ impl Lost {
     /// Whether the thread that it counts has ended, as far as its number tells.
     fn thread_has_ended(&self) -> bool {
         let (thread, started) = self.open.life;
-        let task = Task::of(thread);
+        let life = Life::of(thread);
         self.open.allowed.event.thread.is_some()
-            && (peer::is_gone(started, &task)
-                || task.is_ok_and(|task| task.is_some_and(|task| task.ended)))
+            && (peer::is_gone(started, &life)
+                || life.is_ok_and(|life| life.is_some_and(|life| life.ended)))
     }
 
     /// Looks whether it has counted since the last look, and stops it.

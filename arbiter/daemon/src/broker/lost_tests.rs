@@ -35,7 +35,7 @@ fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
 }
 
 fn me() -> (u32, Option<Started>) {
-    let me = Task::of(std::process::id()).expect("it can be seen");
+    let me = Life::of(std::process::id()).expect("it can be seen");
     let me = me.expect("it is there").id;
     (me.number, Some(Started(me.started)))
 }
@@ -141,7 +141,7 @@ fn an_event_that_is_enabled_again_is_seen_and_stopped() {
 fn the_end_of_a_thread_is_no_start_of_its_event() {
     let ended = std::thread::spawn(|| {
         let number = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get());
-        let task = Task::of(number.expect("a number")).expect("it can be seen");
+        let task = Life::of(number.expect("a number")).expect("it can be seen");
         task.expect("it is there").id
     });
     let ended = ended.join().expect("it ends");

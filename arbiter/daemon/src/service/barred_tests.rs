@@ -262,7 +262,7 @@ fn threads_are_looked_for_when_there_may_be_an_event() {
         pid: std::process::id(),
         uid,
         process: me.as_ref().map(|me| me.id),
-        is_inner: true,
+        is_inner: Some(true),
         ..Client::default()
     };
     let mut service = service();

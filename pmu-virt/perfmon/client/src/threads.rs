@@ -5,8 +5,8 @@ use std::io::Write;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::read;
 
-/// Bytes of a thread's status that have its numbers.
-const STATUS: usize = 4096;
+/// Bytes of the line of a thread's status that has its numbers, at all depths of name spaces.
+const LINE: usize = 512;
 
 /// What the process `vmm` itself calls its thread number `thread`, where both numbers are of
 /// this process's name space; `None` if it has no such thread, or `/proc` does not tell.
@@ -18,12 +18,23 @@ pub fn in_its_own_space(vmm: i32, thread: i32) -> Option<i32> {
     let length = path.iter().position(|&byte| byte == 0)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = openat(CWD, &path[..length], flags, Mode::empty()).ok()?;
-    let mut status = [0; STATUS];
-    let mut filled = 0;
-    while let Ok(got @ 1..) = read(&file, &mut status[filled..]) {
-        filled += got;
+    // All groups of users are listed before it, of which there may be 65,536.
+    let (mut line, mut length) = ([0; LINE], 0);
+    let mut chunk = [0; 4096];
+    while let Ok(got @ 1..) = read(&file, &mut chunk) {
+        for &byte in &chunk[..got] {
+            if byte == b'\n' {
+                if line[..length].starts_with(b"NSpid:") {
+                    return innermost(&line[..length]);
+                }
+                length = 0;
+            } else if length < LINE {
+                line[length] = byte;
+                length += 1;
+            }
+        }
     }
-    innermost(&status[..filled])
+    None
 }
 
 /// The last number of `NSpid`: a thread's number in its own process's name space. A name
