@@ -1,5 +1,7 @@
 //! A VM that is none, as it ends and is started again.
 
+use pmu_model::CountRequest;
+
 use super::*;
 use crate::fake::{Fake, Trick};
 use crate::lwp::{INHERIT, Lwps, SIGNAL};
@@ -209,4 +211,52 @@ fn a_descriptor_that_the_program_closed_is_the_programs() {
     let mut read = [0; 32];
     let (bytes, _) = rustix::net::recv(&own, &mut read, RecvFlags::DONTWAIT).unwrap();
     assert_eq!(&read[..bytes], b"to the program");
+}
+
+/// What becomes of each bit of a code of a tool's, from its name to what a context counts: it
+/// is refused and named, or it means what docs/guide/events.md says.
+#[test]
+fn each_bit_of_a_code_is_counted_or_named() {
+    for summary in PmuModel::names() {
+        let pmu = LogicalPmu::new(PmuModel::parse(summary.name).unwrap());
+        let model = pmu.model();
+        let is_amd = model.vendor() == pmu_model::Vendor::Amd;
+        for bit in 0..64 {
+            let (code, what) = (0x3c_u64 ^ 1 << bit, format!("{} bit {bit}", summary.name));
+            let named = match resolve(
+                &format!("r{code:x}"),
+                model,
+                &NoTables(LibraryError::TooLate),
+            ) {
+                Ok(named) => named,
+                Err(error) => {
+                    let text = error.to_string();
+                    let hex = format!("bits {:#x}", 1_u64 << bit);
+                    let is_named = text.contains(&format!("bit {bit}")) || text.contains(&hex);
+                    let range = is_amd && (32..36).contains(&bit) && text.contains("bits 35:32");
+                    assert!(is_named || range, "{what}: {text}");
+                    continue;
+                }
+            };
+            let first = CounterId::Programmable(0);
+            let (pmc, value) = program(&pmu, first, &named.request).expect(&what);
+            let asked = pmu.request(pmc, pmc.accept(value)).expect(&what);
+            assert!(asked.can_advance(), "{what}");
+            assert_eq!(asked.is_for_host_alone(), is_amd && bit == 41, "{what}");
+            let plain = CountRequest {
+                guest_only: false,
+                host_only: asked.host_only,
+                int: asked.int,
+                ..named.request
+            };
+            assert_eq!(asked, plain, "{what}");
+            // PFM_WRITE_PMCS keeps reserved bits at their default; all others are the tool's.
+            let kept = pmc.accept(code | 1 << 22) & (1 << bit) == (code | 1 << 22) & (1 << bit);
+            let is_reserved = pmc.reserved & (1 << bit) != 0;
+            assert!(
+                kept || is_reserved || pmc.forced & (1 << bit) != 0,
+                "{what}"
+            );
+        }
+    }
 }
