@@ -16,9 +16,10 @@ const WAITING: usize = 1024;
 /// Descriptions that are kept for tools that have not asked yet, and most bytes of them.
 const KEPT: usize = 1 << 16;
 const KEPT_BYTES: usize = 16 << 20;
-/// Most descriptions of one answer, and bytes of their names, but for one.
+/// Most descriptions of one answer, and bytes of them, but for one. The thread that serves all
+/// tools writes it: the others wait so long.
 const ANSWER: usize = 1024;
-const ANSWER_BYTES: usize = 1 << 20;
+const ANSWER_BYTES: usize = 256 << 10;
 /// Files that are remembered.
 const FILES: usize = 1 << 12;
 /// The longest path that is told, in bytes: as for programs (`PATH_MAX`).
