@@ -90,9 +90,11 @@ pub(crate) fn arguments(
     args.pair("-initrd", format!("/proc/self/fd/{initramfs}"));
     args.pair(
         "-append",
-        // The kernel hands its last words to init, as variables.
+        // The kernel hands its last words to init, as variables. On a busy machine the timer is
+        // late, and the kernel would take it for broken.
         format!(
-            "rdinit=/l1/init console=ttyS0 panic=-1 tsc=reliable mitigations=off nokaslr L1_SECONDS={}{}",
+            "rdinit=/l1/init console=ttyS0 panic=-1 tsc=reliable no_timer_check mitigations=off \
+             nokaslr L1_SECONDS={}{}",
             shape.timeout.as_secs(),
             if shape.icount { " L1_ICOUNT=1" } else { "" }
         ),
