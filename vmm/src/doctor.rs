@@ -16,8 +16,7 @@ use pmu_virt::Sources;
 use thiserror::Error;
 
 use crate::kvm::{Host, HostError};
-use crate::micro::MicroError;
-use crate::probe::ProbeReport;
+use crate::probe::{HostRefusal, ProbeError, ProbeReport, probe};
 
 /// Why a guest with a virtual PMU cannot run on this host.
 #[derive(Debug, Error)]
@@ -27,10 +26,10 @@ pub enum Refusal {
     Host(#[from] HostError),
     /// The probe guests did not run.
     #[error("this KVM cannot run the probe guests: {0}")]
-    Probe(#[from] MicroError),
+    Probe(#[from] ProbeError),
     /// The probe guests ran, and found what rules a virtual PMU out.
     #[error("{0}")]
-    Obstacle(&'static str),
+    Obstacle(#[from] HostRefusal),
     /// Guests can run, but not with this counter backend.
     #[error("the counter backend {name} cannot be used here: {reason}")]
     Backend {
@@ -54,11 +53,9 @@ pub fn open() -> Result<Host, Refusal> {
 /// A guest with a virtual PMU cannot run on `host`, for this reason.
 pub fn check(host: &Host) -> Result<ProbeReport, Refusal> {
     host.require_all()?;
-    let report = ProbeReport::gather(host)?;
-    match report.obstacle() {
-        Some(obstacle) => Err(Refusal::Obstacle(obstacle)),
-        None => Ok(report),
-    }
+    let report = probe()?;
+    report.check()?;
+    Ok(report)
 }
 
 /// Says whether the counter backends can be used on a host with these findings.

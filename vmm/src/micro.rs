@@ -8,7 +8,6 @@ mod code;
 mod elf;
 mod emulated;
 mod error;
-mod layout;
 mod machine;
 mod platform;
 mod run;
@@ -18,7 +17,7 @@ mod threads;
 pub use code::{CodeError, assemble, assemble_for};
 pub use elf::ElfImage;
 pub use error::MicroRunError;
-pub use layout::{
+pub use kvm_pmu::layout::{
     KERNEL_CODE, KERNEL_CS, KERNEL_SS, KERNEL_STACK, LAPIC, MEMORY_SIZE, SCRATCH, USER_CODE,
     USER_CS, USER_SS, USER_STACK,
 };

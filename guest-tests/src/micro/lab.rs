@@ -12,7 +12,9 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::devices::GuestEnd;
 use vmm::kvm::{Host, HostError};
 use vmm::micro::{BackendFactory, MicroEngine, MicroGuest, MicroOutcome, MicroPcr, MicroRun};
-use vmm::probe::{GuestStep, HandlerOut, ProbeReport, ProtectedStore, RdpmcBehaviour};
+use vmm::probe::{
+    GuestStep, HandlerOut, ProbeError, ProbeReport, ProtectedStore, RdpmcBehaviour, probe,
+};
 use vmm::sched::CorePlan;
 use vmm::vcpu::{StepSupport, TrapEvent, TrapMode, VcpuEnd};
 
@@ -26,7 +28,7 @@ pub enum LabError {
     Host(#[from] HostError),
     /// The probe guests could not run.
     #[error("the probe guests failed: {0}")]
-    Probe(#[from] vmm::micro::MicroError),
+    Probe(#[from] ProbeError),
 }
 
 /// Where guests run: on this host's KVM, with its probed capabilities, or on processors in
@@ -177,7 +179,7 @@ impl Lab {
     /// [`LabError`].
     pub fn open() -> Result<Self, LabError> {
         let host = Host::open()?;
-        let probe = ProbeReport::gather(&host)?;
+        let probe = probe()?;
         Ok(Self {
             host: Some(host),
             probe,

@@ -61,7 +61,7 @@ const HOUSE: [Room; 42] = [
     room("guest-files", "vmm/guest-files", &["count-init"]),
     room("count-init", "firmware/count-init", &["freestanding"]),
     room("irqchip", "vmm/irqchip", &[]),
-    room("guest-view", "vmm/guest-view", &[]),
+    room("guest-view", "vmm/guest-view", &["guest-exit"]),
     room(
         "attribution",
         "vmm/attribution",
@@ -70,11 +70,7 @@ const HOUSE: [Room; 42] = [
     room("symbol-names", "vmm/symbol-names", &[]),
     room("umpire-agent-wire", "vmm/guest-view/wire", &[]),
     room("umpire-agent", "vmm/agent", &["umpire-agent-wire"]),
-    room(
-        "kvm-pmu",
-        "vmm/kvm-pmu",
-        &["pmu-virt", "guest-exit", "guest-view"],
-    ),
+    room("kvm-pmu", "vmm/kvm-pmu", &["pmu-virt", "guest-exit"]),
     room("umpire-events", "pmu-virt/events", &["pmu-model"]),
     room("umpire-service", "arbiter/service", &[]),
     room("umpire-lease", "arbiter/lease", &["arbiter-host"]),

@@ -7,7 +7,6 @@ use kvm_bindings::{
     KVM_CAP_SYNC_REGS, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_SYNC_X86_REGS,
     KVM_SYNC_X86_SREGS, kvm_guest_debug, kvm_regs,
 };
-use kvm_ioctls::SyncReg;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::kvm::{Answer, KvmVcpu, KvmVm, VmExit};
 use vmm::micro::SCRATCH;
@@ -91,7 +90,7 @@ impl Bare {
         }
         kvm.set_guest_debug(&request)?;
         let synced = armed && access.is_rdpmc() && can_sync(vm);
-        kvm.fd_mut().get_kvm_run().kvm_valid_regs = if synced { SYNCED.into() } else { 0 };
+        kvm.kvm_run().kvm_valid_regs = if synced { SYNCED.into() } else { 0 };
         let frame_rip = self.frame_rip;
         timer.arm(timeout);
         let batch = kvm.with_kicks(|kvm| batch(kvm, vm, frame_rip, timeout));
@@ -140,9 +139,9 @@ fn can_sync(vm: &KvmVm) -> bool {
 /// Goes on after the RDPMC with what the #GP's frame says and nothing else: no
 /// look at what raised it, no count. The guest's memory is mapped one to one.
 fn return_from_gp(kvm: &mut KvmVcpu, vm: &KvmVm) -> Result<(), BenchError> {
-    let synced = kvm.fd_mut().get_kvm_run().kvm_valid_regs != 0;
+    let synced = kvm.kvm_run().kvm_valid_regs != 0;
     let (regs, mut sregs) = if synced {
-        let both = kvm.fd().sync_regs();
+        let both = kvm.synced();
         (both.regs, both.sregs)
     } else {
         (kvm.get_regs()?, kvm.get_sregs()?)
@@ -166,12 +165,11 @@ fn return_from_gp(kvm: &mut KvmVcpu, vm: &KvmVm) -> Result<(), BenchError> {
         ..regs
     };
     if synced {
-        let fd = kvm.fd_mut();
-        fd.sync_regs_mut().regs = regs;
-        fd.set_sync_dirty_reg(SyncReg::Register);
+        kvm.synced().regs = regs;
+        kvm.kvm_run().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
         if to_user {
-            fd.sync_regs_mut().sregs = sregs;
-            fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+            kvm.synced().sregs = sregs;
+            kvm.kvm_run().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_SREGS);
         }
         return Ok(());
     }

@@ -1,7 +1,15 @@
 //! What leaves a guest, as an owned value that is decoded once and allocates nothing; a test
 //! can make up any. It is the same whatever engine runs the guest. Variants that only one engine
 //! has say so: KVM, or the emulator, which is a processor in software.
+//!
+//! Beside it, where the linear addresses of the guest's registers lead: [`Paging`].
 #![forbid(unsafe_code)]
+
+mod memory;
+mod paging;
+
+pub use memory::GuestMemory;
+pub use paging::{Mapped, Paging};
 
 /// One exit from the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

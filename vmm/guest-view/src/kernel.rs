@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use guest_exit::Paging;
+
 use crate::btf::{self, Btf, BtfError};
 use crate::layout::Types;
 use crate::mapping::MappingLayout;
 use crate::module::ModuleLayout;
 use crate::note::Note;
 use crate::orc;
-use crate::paging::Paging;
 use crate::places::TaskPlaces;
 use crate::space::Space;
 use crate::symbols::SymbolTable;

@@ -3,11 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
+use guest_exit::{GuestMemory, Paging};
+
 use crate::build_id::{self, BuildId};
 use crate::chain::Chain;
 use crate::mapping::{File, Mapping, Path};
-use crate::memory::GuestMemory;
-use crate::paging::Paging;
 use crate::registers::{Mode, ProgramRegisters, Registers};
 use crate::space::Space;
 use crate::task::{Inside, ProgramMemory, Task};

@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
+use guest_exit::{GuestMemory, Paging};
+
 use crate::bytes::u32_at;
-use crate::memory::GuestMemory;
-use crate::paging::Paging;
 
 const PAGE: u64 = 0x1000;
 /// `n_namesz`, `n_descsz` and `n_type`, then the name in whole words.

@@ -4,9 +4,9 @@
 use std::cell::Cell;
 use std::fmt;
 
+use guest_exit::{GuestMemory, Paging};
+
 use crate::btf::Member;
-use crate::memory::GuestMemory;
-use crate::paging::Paging;
 use crate::unknown::Unknown;
 
 /// Translations that are kept; a sample touches about as many pages.

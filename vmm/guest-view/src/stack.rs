@@ -3,9 +3,10 @@
 
 use std::ops::RangeInclusive;
 
+use guest_exit::Paging;
+
 use crate::look::Look;
 use crate::mapping::Mapping;
-use crate::paging::Paging;
 use crate::registers::{Mode, ProgramRegisters};
 use crate::space::Space;
 use crate::task::ProgramMemory;

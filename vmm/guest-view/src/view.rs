@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use guest_exit::{GuestMemory, Paging};
+
 use crate::btf::BtfError;
 use crate::kallsyms;
 use crate::kernel::Kernel;
-use crate::memory::GuestMemory;
 use crate::module::Module;
 use crate::note::Note;
-use crate::paging::{Paging, tables_of};
+use crate::paging::tables_of;
 use crate::places::TaskPlaces;
 use crate::space::Space;
 use crate::symbols::Symbol;

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, ecx, edx};
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VmFd};
 use kvm_pmu::{
-    Answer, Exited, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, PmiRoute, ThreadContext,
-    TrapEvent, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit, VmTraps, cpuid,
-    install_kick_handler, msr_ranges, switch_off_vpmu,
+    Answer, Exited, KvmPmu, KvmPmuParts, KvmVcpu, KvmVm, Lent, MsrDefault, MsrFilter, MsrRange,
+    PmiRoute, ThreadContext, TrapEvent, TrapObserver, TrapPlan, TwiceMapped, VcpuId, VmExit,
+    VmTraps, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu, vcpu_fd, vm_fd,
 };
 use pmu_virt::{ClockBackend, CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
@@ -97,22 +97,24 @@ fn run() -> Result<Seen, Failure> {
     let vm = kvm.create_vm()?;
     let memory = guest_memory(&vm)?;
     // Step 1: KVM's own vPMU goes, before vCPUs exist; the irqchip is KVM's.
-    switch_off_vpmu(&vm)?;
+    let kvm_vm = KvmVm::new(vm_fd(&vm))?;
+    switch_off_vpmu(&kvm_vm)?;
     vm.create_irq_chip()?;
     // Step 2: one filter for both.
     let model = PmuModel::parse("intel-v2")?;
-    filter_msrs(&vm, &model)?;
-    let mut vcpu = KvmVcpu::new(vm.create_vcpu(0)?, &vm, VcpuId(0))?;
+    let own = [MsrRange::denied(OWN_MSR, 1)];
+    let filter = MsrFilter::beside(&msr_ranges(Some(&model)), MsrDefault::Allow, &own)?;
+    filter.install(&kvm_vm)?;
+    let mut vcpu = KvmVcpu::new(vcpu_fd(&vm.create_vcpu(0)?), &kvm_vm, VcpuId(0))?;
     // Step 3: CPUID tells of the PMU.
     let backend = Box::new(ClockBackend::new());
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
     let (leaves, _) = cpuid::merge(
-        supported.as_slice(),
+        cpuid::from_kvm(supported.as_slice()),
         Some(&model.cpuid(|request| backend.plan(request).is_ok())),
         &[],
     );
-    let leaves = CpuId::from_entries(&leaves).map_err(|_| "too many CPUID leaves")?;
-    vcpu.fd().set_cpuid2(&leaves)?;
+    vcpu.set_cpuid(&leaves)?;
     start_at_main(&vcpu)?;
     // Step 4: the PMU.
     let tsc_khz = vcpu.get_tsc_khz()?;
@@ -130,7 +132,6 @@ fn run() -> Result<Seen, Failure> {
     let mut own_msr = 0;
     loop {
         let lent = Lent {
-            vm: &vm,
             memory: memory.for_vmm(),
             thread: &mut thread,
             observer: &mut seen,
@@ -160,21 +161,6 @@ fn run() -> Result<Seen, Failure> {
             other => return Err(format!("unexpected exit: {other:?}").into()),
         }
     }
-}
-
-/// The PMU's MSRs and our own exit; all others stay KVM's.
-fn filter_msrs(vm: &VmFd, model: &PmuModel) -> Result<(), Failure> {
-    let own = MsrFilterRange {
-        flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-        base: OWN_MSR,
-        msr_count: 1,
-        bitmap: &[0],
-    };
-    let allow = MsrFilterDefaultAction::ALLOW;
-    let filter = MsrFilter::beside(&msr_ranges(Some(model)), allow, &[own])?;
-    vm.enable_cap(&filter.exits())?;
-    vm.set_msr_filter(filter.default_action(), &filter.ranges())?;
-    Ok(())
 }
 
 /// Memory with the guest's code, one page of 2 MiB, and gates for NMI and #GP. It is

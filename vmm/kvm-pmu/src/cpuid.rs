@@ -4,25 +4,20 @@
 use instruction_facts::Encoding;
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use pmu_virt::PmuCpuid;
-use pmu_virt::cpuid::{CpuidRegs, Leaf, Leaves, Reg, hide_everything, hide_obstacles, show};
-pub use pmu_virt::cpuid::{Keep, Kept};
+pub use pmu_virt::cpuid::{CpuidRegs, Keep, Kept, Leaf, Leaves};
+use pmu_virt::cpuid::{Reg, hide_everything, hide_obstacles, show};
 
-/// `entries` with the leaves of a guest's virtual PMU, no trace of any other, and without what
+/// `leaves` with those of a guest's virtual PMU, no trace of any other, and without what
 /// the traps of one cannot stand ([`hide_obstacles`]), but for what is to be kept: of that,
 /// what is there, and what of the PMU does not work with it. `None`: the guest has no PMU.
 #[must_use]
-pub fn merge(
-    entries: &[kvm_cpuid_entry2],
-    pmu: Option<&PmuCpuid>,
-    keep: &[Keep],
-) -> (Vec<kvm_cpuid_entry2>, Vec<Kept>) {
-    let mut leaves = from_kvm(entries);
+pub fn merge(mut leaves: Leaves, pmu: Option<&PmuCpuid>, keep: &[Keep]) -> (Leaves, Vec<Kept>) {
     let kept = hide_obstacles(&mut leaves, keep);
     hide_everything(&mut leaves);
     if let Some(pmu) = pmu {
         show(&mut leaves, pmu);
     }
-    (to_kvm(&leaves), kept)
+    (leaves, kept)
 }
 
 /// Encodings of instructions that a guest with these leaves may execute. No leaf at all says
@@ -102,11 +97,13 @@ mod tests {
         const SVM: u32 = 1 << 2;
         const BPEXT: u32 = 1 << 26;
         let host = [entry(0x8000_0001, 0, 0, SVM | BPEXT | 1)];
-        let (hidden, kept) = merge(&host, None, &[Keep::Cet]);
-        assert_eq!((hidden[0].ecx, kept), (1, Vec::new()));
-        let keep = [Keep::NestedVirtualisation, Keep::Cet];
-        let (shown, kept) = merge(&host, None, &keep);
-        assert_eq!(shown[0].ecx, SVM | 1);
+        let merged = |keep: &[Keep]| {
+            let (leaves, kept) = merge(from_kvm(&host), None, keep);
+            (to_kvm(&leaves)[0].ecx, kept)
+        };
+        assert_eq!(merged(&[Keep::Cet]), (1, Vec::new()));
+        let (shown, kept) = merged(&[Keep::NestedVirtualisation, Keep::Cet]);
+        assert_eq!(shown, SVM | 1);
         assert_eq!(kept.len(), 1);
         assert_eq!(kept[0].what, Keep::NestedVirtualisation);
         assert!(kept[0].stops.contains("nested guests"), "{kept:?}");

@@ -1,12 +1,59 @@
 //! What can fail: an ioctl on a vCPU, or the timer of its thread.
 
 use std::fmt;
+use std::io;
 
 use instruction_facts::Encoding;
 use pmu_virt::NotSettled;
 use serde::Serialize;
 use thiserror::Error;
-use vmm_sys_util::errno;
+
+/// The number of a system call's error (`errno(3)`), whatever crate had it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// That of the last call which failed on this thread.
+    #[must_use]
+    pub fn last() -> Self {
+        Self::from(io::Error::last_os_error())
+    }
+
+    pub(crate) fn if_negative(returned: i32) -> Result<(), Self> {
+        if returned < 0 {
+            Err(Self::last())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Errno({}: {self})", self.0)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        io::Error::from(*self).fmt(f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<Errno> for io::Error {
+    fn from(Errno(number): Errno) -> Self {
+        Self::from_raw_os_error(number)
+    }
+}
+
+impl From<io::Error> for Errno {
+    /// EIO for one that no system call had.
+    fn from(error: io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
 
 /// Number of a vCPU; also its initial APIC ID. There may be gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -27,19 +74,19 @@ impl fmt::Display for VcpuId {
     }
 }
 
-/// An ioctl on a vCPU failed, or the mapping of its `kvm_run`.
+/// An ioctl on a vCPU failed.
 #[derive(Debug, Error)]
 #[error("{id}: {ioctl} failed: {error}")]
 pub struct VcpuError {
     id: VcpuId,
     ioctl: &'static str,
-    error: errno::Error,
+    error: Errno,
 }
 
 impl VcpuError {
     /// `ioctl` on vCPU `id` failed with `error`.
     #[must_use]
-    pub fn new(id: VcpuId, ioctl: &'static str, error: errno::Error) -> Self {
+    pub fn new(id: VcpuId, ioctl: &'static str, error: Errno) -> Self {
         Self { id, ioctl, error }
     }
 
@@ -47,20 +94,36 @@ impl VcpuError {
     /// failed, and it refuses every further ioctl.
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        self.error.errno() == libc::EIO
+        self.error.0 == libc::EIO
     }
 
     /// True if KVM cannot do it in the vCPU's present state (EBUSY).
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.error.errno() == libc::EBUSY
+        self.error.0 == libc::EBUSY
     }
 
     /// True if KVM found the values themselves wrong (EINVAL).
     #[must_use]
     pub fn is_invalid(&self) -> bool {
-        self.error.errno() == libc::EINVAL
+        self.error.0 == libc::EINVAL
     }
+}
+
+/// A descriptor is not of what it is said to be, or cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum DescriptorError {
+    /// Another file, or `/dev/kvm` itself.
+    #[error("KvmVm::new: the descriptor is no VM's: KVM_CHECK_EXTENSION failed: {0}")]
+    NoVm(Errno),
+    /// Another file, or a vCPU of a VM that another process has made.
+    #[error("KvmVcpu::new: the descriptor is not {0}'s: KVM_GET_REGS failed: {1}")]
+    NoVcpu(VcpuId, Errno),
+    /// The process has no more descriptors.
+    #[error("a descriptor cannot be duplicated: {0} (limit of open files: `ulimit -n`)")]
+    Duplicate(Errno),
+    #[error("{0}: KvmVcpu::new: mmap of kvm_run failed: {1}")]
+    Mapping(VcpuId, Errno),
 }
 
 /// A PMI could not be sent.
@@ -71,7 +134,7 @@ pub enum PmiError {
     Vcpu(#[from] VcpuError),
     /// `KVM_SIGNAL_MSI` failed.
     #[error("KVM_SIGNAL_MSI failed: {0}")]
-    SignalMsi(errno::Error),
+    SignalMsi(Errno),
     /// KVM would take the low byte of the APIC's ID for another vCPU's.
     #[error(
         "no interrupt can name {0}: enable KVM_CAP_X2APIC_API with KVM_X2APIC_API_USE_32BIT_IDS \
@@ -116,6 +179,9 @@ pub enum EntryError {
     /// The counters of the thread are not this vCPU's.
     #[error("its PMU is not on the counters of its thread (VcpuPmu::attach)")]
     NotAttached,
+    /// The PMU was made for another vCPU.
+    #[error("the PMU is that of {0} (KvmPmu::new)")]
+    OtherVcpu(VcpuId),
 }
 
 /// The PMU could not be served: the host's fault, not the guest's.
@@ -129,7 +195,7 @@ pub enum KvmPmuError {
     Pmi(#[from] PmiError),
     /// The kick timer could not be made.
     #[error("timer_create failed: {0} (limit of pending signals: `ulimit -i`)")]
-    Timer(errno::Error),
+    Timer(Errno),
     /// A thread cannot run vCPUs: a kick would not end their `KVM_RUN`.
     #[error("this thread cannot run vCPUs: {0}")]
     Kick(#[from] KickError),

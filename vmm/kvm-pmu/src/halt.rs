@@ -7,12 +7,11 @@
 
 use std::time::Duration;
 
-use kvm_ioctls::VcpuFd;
 use pmu_virt::{Ticks, Tsc};
 
-use crate::error::VcpuId;
 use crate::sys::{HaltStats, thread_cpu_time};
 use crate::time;
+use crate::vcpu::KvmVcpu;
 
 /// An interval this long may well be a halt or a preemption, and is asked about
 /// at once.
@@ -92,10 +91,11 @@ pub(crate) struct HaltClock<S = HostTime> {
 
 impl HaltClock {
     /// `tsc_khz`: the TSC's frequency.
-    pub(crate) fn new(fd: &VcpuFd, id: VcpuId, tsc_khz: u32) -> Self {
-        let stats = match HaltStats::open(fd) {
+    pub(crate) fn new(vcpu: &KvmVcpu, tsc_khz: u32) -> Self {
+        let stats = match HaltStats::open(vcpu) {
             Ok(stats) => Some(stats),
             Err(error) => {
+                let id = vcpu.id();
                 log::warn!(
                     "{id}: time in which KVM polls for a halted vCPU's wake-up counts as running \
                      time, because {error}"

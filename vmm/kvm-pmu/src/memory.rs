@@ -2,24 +2,12 @@
 
 use std::fmt;
 
-use vm_memory::{Bytes, GuestAddress};
-
-/// Guest-physical memory. Every guest memory of vm-memory is one.
+/// Guest-physical memory. With the feature `vm-memory`, every `GuestMemoryMmap` is one.
 pub trait GuestBytes {
     /// Fills `buffer` from `address`; false where some of it is no memory.
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
     /// Writes `bytes` at `address`; false where some of it is no memory.
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
-}
-
-impl<M: Bytes<GuestAddress>> GuestBytes for M {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-        self.read_slice(buffer, GuestAddress(address)).is_ok()
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> bool {
-        self.write_slice(bytes, GuestAddress(address)).is_ok()
-    }
 }
 
 /// The memory of a vCPU in SMM, whose addresses lead to SMRAM: nothing that a trap could

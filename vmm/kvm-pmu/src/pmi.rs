@@ -2,10 +2,9 @@
 //! they say is `pmu-virt`'s ([`Lvtpc`]).
 
 use kvm_bindings::{kvm_lapic_state, kvm_msi, kvm_sregs};
-use kvm_ioctls::VmFd;
 use pmu_virt::{Lvtpc, PmiDelivery, PmiRoute, Vendor};
 
-use crate::error::{PmiError, VcpuError, VcpuId};
+use crate::error::{Errno, PmiError, VcpuError, VcpuId};
 use crate::vcpu::KvmVcpu;
 
 const APIC_ID: usize = 0x20;
@@ -32,17 +31,17 @@ pub(crate) struct ApicPmi {
 }
 
 /// Sends a fixed interrupt to `vcpu` itself; false if its local APIC takes none.
-pub(crate) fn interrupt(vcpu: &KvmVcpu, vm: &VmFd, vector: u8) -> Result<bool, PmiError> {
+pub(crate) fn interrupt(vcpu: &KvmVcpu, vector: u8) -> Result<bool, PmiError> {
     let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(false);
     };
-    message(vcpu, vm, id, vector.into())
+    message(vcpu, id, vector.into())
 }
 
 /// Sends an edge-triggered interrupt to the local APIC of `vcpu`, with ID `apic_id` (SDM vol.
 /// 3A, 12.11 "Message Signalled Interrupts"); false if no vCPU has it. `data` has
 /// delivery mode and vector where LVTPC has them.
-fn message(vcpu: &KvmVcpu, vm: &VmFd, apic_id: Option<u32>, data: u32) -> Result<bool, PmiError> {
+fn message(vcpu: &KvmVcpu, apic_id: Option<u32>, data: u32) -> Result<bool, PmiError> {
     let apic_id = apic_id.ok_or(PmiError::LargeApicId(vcpu.id()))?;
     let Some((address_lo, address_hi)) = message_address(apic_id) else {
         return Ok(false);
@@ -53,10 +52,10 @@ fn message(vcpu: &KvmVcpu, vm: &VmFd, apic_id: Option<u32>, data: u32) -> Result
         data,
         ..Default::default()
     };
-    match vm.signal_msi(msi) {
+    match vcpu.vm().signal_msi(&msi) {
         Ok(delivered) => Ok(delivered > 0),
         // KVM's -1 for "no destination" reads as this error number.
-        Err(error) if error.errno() == libc::EPERM => Ok(false),
+        Err(Errno(libc::EPERM)) => Ok(false),
         Err(error) => Err(PmiError::SignalMsi(error)),
     }
 }
@@ -78,13 +77,13 @@ pub(crate) fn is_x2apic(sregs: &kvm_sregs) -> bool {
 
 /// Sends what an entry of the extended vector table says, which let it through: bits 10:8
 /// have the delivery mode, bits 7:0 the vector. Modes that carry nothing here send nothing.
-pub(crate) fn send_extended(vcpu: &KvmVcpu, vm: &VmFd, vector: u32) -> Result<(), PmiError> {
+pub(crate) fn send_extended(vcpu: &KvmVcpu, vector: u32) -> Result<(), PmiError> {
     let Some(ApicPmi { id, .. }) = ApicPmi::read(vcpu)? else {
         return Ok(());
     };
     match PmiRoute::decode(vector) {
-        PmiRoute::Nmi => nmi(vcpu, vm, id),
-        PmiRoute::Fixed(vector) => message(vcpu, vm, id, vector.into()).map(|_| ()),
+        PmiRoute::Nmi => nmi(vcpu, id),
+        PmiRoute::Fixed(vector) => message(vcpu, id, vector.into()).map(|_| ()),
         PmiRoute::Masked | PmiRoute::Unusable(_) => Ok(()),
     }
 }
@@ -92,8 +91,8 @@ pub(crate) fn send_extended(vcpu: &KvmVcpu, vm: &VmFd, vector: u32) -> Result<()
 /// Sends an NMI to `vcpu` itself. A message is an ioctl of the VM's, and spares KVM
 /// loading the vCPU's state and storing it again, which takes longer than the rest;
 /// it serves as long as the guest has left the vCPU its APIC ID.
-fn nmi(vcpu: &KvmVcpu, vm: &VmFd, apic_id: Option<u32>) -> Result<(), PmiError> {
-    if apic_id == Some(vcpu.id().0) && message(vcpu, vm, apic_id, DELIVER_NMI)? {
+fn nmi(vcpu: &KvmVcpu, apic_id: Option<u32>) -> Result<(), PmiError> {
+    if apic_id == Some(vcpu.id().0) && message(vcpu, apic_id, DELIVER_NMI)? {
         return Ok(());
     }
     Ok(vcpu.nmi()?)
@@ -121,17 +120,12 @@ impl ApicPmi {
     /// `KVM_SET_LAPIC` would write back IRR and the timer as they were a moment ago and
     /// could lose an IPI. A guest in xAPIC mode finds its LVTPC unmasked;
     /// `docs/internals/pmi.md` says so.
-    pub(crate) fn send(
-        self,
-        vcpu: &KvmVcpu,
-        vm: &VmFd,
-        vendor: Vendor,
-    ) -> Result<PmiDelivery, PmiError> {
+    pub(crate) fn send(self, vcpu: &KvmVcpu, vendor: Vendor) -> Result<PmiDelivery, PmiError> {
         let route = self.lvtpc.route();
         match route {
-            PmiRoute::Nmi => nmi(vcpu, vm, self.id)?,
+            PmiRoute::Nmi => nmi(vcpu, self.id)?,
             PmiRoute::Fixed(vector) => {
-                if !message(vcpu, vm, self.id, vector.into())? {
+                if !message(vcpu, self.id, vector.into())? {
                     // The guest has changed its APIC's ID or mode in the meantime.
                     let unusable = PmiRoute::Unusable(self.lvtpc.value());
                     return Ok(PmiDelivery::by(unusable));

@@ -9,18 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guest_exit::VmExit;
-use kvm_ioctls::{VcpuFd, VmFd};
 use pmu_virt::{
     CorePmu, IbsDue, PmiForwarded, Progress, Ring, SampledInstruction, Ticks, Tsc, VcpuPmu,
 };
-use vmm_sys_util::errno;
 
 use crate::cpuid::announced;
 use crate::debug::DebugQuirks;
-use crate::error::{EntryError, KvmPmuError, VcpuError};
+use crate::error::{EntryError, Errno, KvmPmuError, VcpuError, VcpuId};
 use crate::memory::GuestBytes;
 use crate::moment::{Around, StoppedVcpu};
 use crate::observe::{TrapEvent, TrapObserver};
+use crate::probe::{HostRefusal, ProbeReport};
 use crate::step_driver::StepSupport;
 use crate::thread::{ThreadContext, earliest};
 use crate::time;
@@ -76,13 +75,26 @@ impl KvmPmuParts {
             tsc_khz,
         }
     }
+
+    /// For a host that was asked ([`probe`](crate::probe)). How RDPMC is trapped is yet to be
+    /// said, by [`ProbeReport::trap_plan`].
+    ///
+    /// # Errors
+    /// [`HostRefusal`]: no virtual PMU can be had there; a KVM that answers RDPMC itself, for
+    /// instance.
+    pub fn on(host: &ProbeReport, pmu: VcpuPmu, tsc_khz: u32) -> Result<Self, HostRefusal> {
+        host.check()?;
+        Ok(Self {
+            quirks: host.quirks(),
+            step: host.step_support(),
+            ..Self::new(pmu, tsc_khz)
+        })
+    }
 }
 
 /// What a VMM lends to the PMU of one vCPU for one call.
 #[derive(Debug)]
 pub struct Lent<'a> {
-    /// The VM, for interrupts.
-    pub vm: &'a VmFd,
     pub memory: &'a dyn GuestBytes,
     /// The calling thread.
     pub thread: &'a mut ThreadContext,
@@ -123,6 +135,8 @@ pub struct KvmPmu {
     /// The number of this process, which samples carry as that of the VM: asking the host
     /// for it would be a system call for each.
     process: i32,
+    /// The vCPU for which it was made.
+    id: VcpuId,
     tsc_khz: u32,
     pmu: Option<VcpuPmu>,
     msrs: MsrTraps,
@@ -157,6 +171,7 @@ impl KvmPmu {
         traps.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
         Ok(Self {
             process: std::process::id().cast_signed(),
+            id: vcpu.id(),
             tsc_khz,
             pmu: parts.pmu.map(|pmu| pmu.with_pmi_floor(floor)),
             msrs: MsrTraps::new(),
@@ -245,13 +260,15 @@ impl KvmPmu {
     /// and then [`Entered::after_exit`].
     ///
     /// # Errors
-    /// [`KvmPmuError`]: the thread has no counters for this vCPU; or an ioctl failed, which no
+    /// [`KvmPmuError`]: the PMU is another vCPU's, or the thread has no counters for this one; or
+    /// an ioctl failed, which no
     /// guest should be able to cause.
     pub fn enter<'a>(
         &'a mut self,
         vcpu: &'a mut KvmVcpu,
         mut lent: Lent<'a>,
     ) -> Result<Entered<'a>, KvmPmuError> {
+        self.check_vcpu(vcpu)?;
         if let Some(pmu) = &self.pmu {
             let lacks = match lent.thread.counters() {
                 None => Some(EntryError::NoCounters),
@@ -289,10 +306,21 @@ impl KvmPmu {
         vcpu: &'a mut KvmVcpu,
         mut lent: Lent<'a>,
     ) -> Result<Entered<'a>, KvmPmuError> {
+        self.check_vcpu(vcpu)?;
         self.forward_interrupts(vcpu, &mut lent)?;
         vcpu.hand_over();
         self.time.outside();
         Ok(Entered::new(self, vcpu, lent))
+    }
+
+    /// What a PMU knows of its vCPU holds for no other.
+    #[inline]
+    fn check_vcpu(&self, vcpu: &KvmVcpu) -> Result<(), KvmPmuError> {
+        if vcpu.id() == self.id {
+            return Ok(());
+        }
+        let other = EntryError::OtherVcpu(self.id);
+        Err(KvmPmuError::Entry(vcpu.id(), other))
     }
 
     /// Takes in what a `KVM_RUN` ended with: settles the counts, and answers the exit if it is
@@ -302,7 +330,7 @@ impl KvmPmu {
         &mut self,
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
-        exit: Result<VmExit, errno::Error>,
+        exit: Result<VmExit, Errno>,
     ) -> Result<Exited, KvmPmuError> {
         let tsc = time::now();
         let handlers_changed = self.traps.leave();
@@ -428,7 +456,7 @@ impl KvmPmu {
         vcpu: &mut KvmVcpu,
         lent: &mut Lent<'_>,
         tsc: Tsc,
-        error: errno::Error,
+        error: Errno,
     ) -> KvmPmuError {
         self.abandon(vcpu, lent, tsc);
         VcpuError::new(vcpu.id(), "KVM_RUN", error).into()
@@ -469,20 +497,20 @@ impl KvmPmu {
         let Some(pmu) = &mut self.pmu else {
             return Ok(());
         };
-        let (apic, due) = ((vcpu, lent.vm), self.time.due());
-        let (forwarded, event) = self.pmis.forward(apic, pmu, time::now(), due)?;
+        let due = self.time.due();
+        let (forwarded, event) = self.pmis.forward(vcpu, pmu, time::now(), due)?;
         if forwarded == PmiForwarded::Sent {
             self.traps.look_soon();
         }
         if let Some(event) = event {
             lent.observer.event(vcpu.id(), event);
         }
-        match forward_samples(apic, pmu, time::now())? {
+        match forward_samples(vcpu, pmu, time::now())? {
             IbsDue::Send { .. } => self.traps.look_soon(),
             IbsDue::Late => lent.observer.event(vcpu.id(), TrapEvent::PmiLate),
             IbsDue::Nothing => {}
         }
-        forward_notices(apic, pmu, lent.observer)
+        forward_notices(vcpu, pmu, lent.observer)
     }
 
     /// Whether the guest is to be left at once, and whether the ring at its exit is to be
@@ -651,20 +679,15 @@ impl<'a> Entered<'a> {
     ///
     /// # Errors
     /// As [`Entered::run`].
-    pub fn after_exit<T>(self, ran: &Result<T, errno::Error>) -> Result<Exited, KvmPmuError> {
-        let exit = self.vcpu.exit(ran.as_ref().err().copied());
+    pub fn after_exit(self, ran: Result<(), Errno>) -> Result<Exited, KvmPmuError> {
+        let exit = self.vcpu.exit(ran.err());
         self.take(exit)
     }
 
     #[inline]
-    fn take(mut self, exit: Result<VmExit, errno::Error>) -> Result<Exited, KvmPmuError> {
+    fn take(mut self, exit: Result<VmExit, Errno>) -> Result<Exited, KvmPmuError> {
         self.taken = true;
         self.pmu.take_exit(self.vcpu, &mut self.lent, exit)
-    }
-
-    /// The descriptor, for a `KVM_RUN` of the VMM's own.
-    pub fn fd_mut(&mut self) -> &mut VcpuFd {
-        self.vcpu.fd_mut()
     }
 }
 

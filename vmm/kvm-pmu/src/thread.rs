@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pmu_virt::{CorePmu, Ticks, Tsc};
-use vmm_sys_util::errno;
 
-use crate::error::{KickError, KvmPmuError};
+use crate::error::{Errno, KickError, KvmPmuError};
 use crate::sys::{KickFlag, KickGuard, KickTarget, KickTimer, check_kicks};
 
 /// What a thread lends to the vCPU that it runs: its kicks, and the counters of
@@ -193,7 +192,7 @@ struct SetTimer {
 }
 
 impl DeadlineTimer {
-    fn new(tsc_khz: u32) -> errno::Result<Self> {
+    fn new(tsc_khz: u32) -> Result<Self, Errno> {
         Ok(Self {
             timer: KickTimer::for_this_thread()?,
             tsc_khz,

@@ -2,24 +2,24 @@
 //! it is stopped, by ioctls or through `kvm_run`.
 
 use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_exit::{Answer, VmExit};
 use kvm_bindings::{
-    CpuId, KVM_CAP_SYNC_REGS, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_HALTED,
-    KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS,
-    KVM_SYNC_X86_SREGS, Msrs, kvm_debugregs, kvm_fpu, kvm_guest_debug, kvm_lapic_state,
-    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    KVM_CAP_SYNC_REGS, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
+    KVM_RUN_X86_SMM, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_debugregs, kvm_fpu,
+    kvm_guest_debug, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_run, kvm_sregs, kvm_sync_regs,
+    kvm_vcpu_events,
 };
-use kvm_ioctls::{SyncReg, VcpuFd, VmFd};
 use pmu_virt::cpuid::Leaves;
-use vmm_sys_util::errno;
 
 use crate::cpuid;
-use crate::error::{VcpuError, VcpuId};
+use crate::error::{DescriptorError, Errno, VcpuError, VcpuId};
 use crate::guest_tsc::GuestTsc;
-use crate::sys::{self, KickFlag};
+use crate::sys::{self, KickFlag, RunPages, ioctl};
 use crate::time;
+use crate::vm::KvmVm;
 
 /// Exits after one that wanted registers during which KVM hands them over at
 /// once: drivers write selects and read counters in runs. Each costs an exit
@@ -38,10 +38,10 @@ const SYNCED: u32 = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
 /// KVM by the descriptor calls [`KvmPmu::leave_thread`](crate::KvmPmu::leave_thread) first.
 #[derive(Debug)]
 pub struct KvmVcpu {
-    fd: VcpuFd,
+    fd: OwnedFd,
     id: VcpuId,
-    /// Bytes of the mapping that begins with `kvm_run`.
-    mapping: usize,
+    vm: KvmVm,
+    pages: RunPages,
     kicks: Arc<KickFlag>,
     /// KVM can exchange registers in `kvm_run`.
     syncs: bool,
@@ -66,19 +66,24 @@ pub struct KvmVcpu {
 }
 
 impl KvmVcpu {
-    /// vCPU `id` of `vm`, whose descriptor is `fd`.
+    /// vCPU `id` of `vm`, whose descriptor is `vcpu`: a duplicate of it is kept. The VMM may keep
+    /// its own, for what this type has no call for, or let it go.
     ///
     /// # Errors
-    /// The first page of its mapping could not be mapped a second time.
-    pub fn new(fd: VcpuFd, vm: &VmFd, id: VcpuId) -> Result<Self, VcpuError> {
-        let synced = vm.check_extension_raw(KVM_CAP_SYNC_REGS.into());
-        let synced = u32::try_from(synced).unwrap_or(0);
-        let kicks = KickFlag::of(&fd);
+    /// [`DescriptorError`]: it is no vCPU's, or could not be duplicated or mapped.
+    pub fn new(vcpu: impl AsFd, vm: &KvmVm, id: VcpuId) -> Result<Self, DescriptorError> {
+        let vcpu = vcpu.as_fd();
+        ioctl::read(vcpu, ioctl::GET_REGS).map_err(|error| DescriptorError::NoVcpu(id, error))?;
+        let fd = vcpu.try_clone_to_owned().map_err(Errno::from);
+        let fd = fd.map_err(DescriptorError::Duplicate)?;
+        let unmapped = |error| DescriptorError::Mapping(id, error);
+        let synced = u32::try_from(vm.check_extension(KVM_CAP_SYNC_REGS)).unwrap_or(0);
         Ok(Self {
-            kicks: kicks.map_err(|error| VcpuError::new(id, "mmap of kvm_run", error))?,
+            kicks: KickFlag::of(fd.as_fd()).map_err(unmapped)?,
+            pages: RunPages::of(fd.as_fd()).map_err(unmapped)?,
             fd,
             id,
-            mapping: vm.run_size(),
+            vm: vm.clone(),
             syncs: synced & SYNCED == SYNCED,
             wanted: Cell::new(0),
             regs_fresh: Cell::new(false),
@@ -98,15 +103,20 @@ impl KvmVcpu {
         self.id
     }
 
-    /// Its descriptor, for what this type has no call for.
-    #[must_use]
-    pub fn fd(&self) -> &VcpuFd {
-        &self.fd
+    /// Its VM.
+    pub(crate) fn vm(&self) -> &KvmVm {
+        &self.vm
     }
 
-    /// Its descriptor, likewise, and for `KVM_RUN`.
-    pub fn fd_mut(&mut self) -> &mut VcpuFd {
-        &mut self.fd
+    /// What `KVM_RUN` reads and leaves, for who measures KVM without a PMU. With one, its fields
+    /// are the crate's between [`KvmPmu::enter`](crate::KvmPmu::enter) and the exit.
+    pub fn kvm_run(&mut self) -> &mut kvm_run {
+        self.pages.run_mut()
+    }
+
+    /// The registers in it, likewise.
+    pub fn synced(&mut self) -> &mut kvm_sync_regs {
+        self.pages.synced_mut()
     }
 
     /// What lets a kick end or prevent its `KVM_RUN`.
@@ -130,7 +140,7 @@ impl KvmVcpu {
 
     /// Makes the next [`KvmVcpu::enter`] finish a pending access and return at once.
     pub fn set_immediate_exit(&mut self, on: bool) {
-        self.fd.set_kvm_immediate_exit(u8::from(on));
+        self.kicks.set(on);
     }
 
     /// True if a kick, or [`KvmVcpu::set_immediate_exit`], keeps the vCPU from entering its
@@ -138,19 +148,15 @@ impl KvmVcpu {
     /// noticed here, or the flag stays set for the next `KVM_RUN`.
     #[inline]
     pub(crate) fn take_immediate_exit(&mut self) -> bool {
-        let was_set = self.fd.get_kvm_run().immediate_exit != 0;
-        if was_set {
-            self.fd.set_kvm_immediate_exit(0);
-        }
-        was_set
+        self.kicks.take()
     }
 
     /// Enters the guest until it exits, which is [`KvmVcpu::exit`].
     ///
     /// # Errors
     /// As there.
-    pub fn enter(&mut self) -> Result<VmExit, errno::Error> {
-        let failed = self.fd.run().err();
+    pub fn enter(&mut self) -> Result<VmExit, Errno> {
+        let failed = ioctl::call(self.fd.as_fd(), ioctl::RUN, 0).err();
         self.exit(failed)
     }
 
@@ -170,8 +176,8 @@ impl KvmVcpu {
     /// # Errors
     /// Any other errno, after which KVM does not run the guest on.
     #[inline]
-    pub fn exit(&mut self, failed: Option<errno::Error>) -> Result<VmExit, errno::Error> {
-        let run = self.fd.get_kvm_run();
+    pub fn exit(&mut self, failed: Option<Errno>) -> Result<VmExit, Errno> {
+        let run = self.pages.run_mut();
         let exit = sys::exit_after(run, failed);
         self.smm = u32::from(run.flags) & KVM_RUN_X86_SMM != 0;
         exit
@@ -180,13 +186,13 @@ impl KvmVcpu {
     /// The bytes of the IN or OUT that the vCPU has exited with; what is left there for an
     /// IN the next `KVM_RUN` hands over. None for another exit.
     pub fn io_data(&mut self) -> &mut [u8] {
-        sys::io_data(self.fd.get_kvm_run(), self.mapping)
+        self.pages.io_data()
     }
 
     /// Leaves the guest's answer for the exit; the next `KVM_RUN` hands it over. An answer
     /// to another kind of exit is dropped.
     pub fn answer(&mut self, answer: Answer) {
-        let run = self.fd.get_kvm_run();
+        let run = self.pages.run_mut();
         match answer {
             Answer::Done => sys::answer_msr(run, Some(0)),
             Answer::Mmio(bytes) => sys::answer_mmio(run, bytes),
@@ -211,7 +217,7 @@ impl KvmVcpu {
         } else {
             0
         };
-        self.fd.get_kvm_run().kvm_valid_regs = bits;
+        self.pages.run_mut().kvm_valid_regs = bits;
     }
 
     /// Hands staged registers to the `KVM_RUN` that follows. That may fail, and KVM then
@@ -222,18 +228,18 @@ impl KvmVcpu {
             self.hand_over_staged();
         }
         self.forget();
-        sys::expect_interruption(self.fd.get_kvm_run());
+        sys::expect_interruption(self.pages.run_mut());
     }
 
     #[cold]
     fn hand_over_staged(&mut self) {
         if let Some(regs) = self.staged_regs.take() {
-            self.fd.sync_regs_mut().regs = regs;
-            self.fd.set_sync_dirty_reg(SyncReg::Register);
+            self.pages.synced_mut().regs = regs;
+            self.pages.run_mut().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
         }
         if let Some(sregs) = self.staged_sregs.take() {
-            self.fd.sync_regs_mut().sregs = sregs;
-            self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+            self.pages.synced_mut().sregs = sregs;
+            self.pages.run_mut().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_SREGS);
         }
         self.staged.set(false);
     }
@@ -242,10 +248,10 @@ impl KvmVcpu {
     /// and reach KVM with the next one or by an ioctl. KVM clears the bits of what it has taken.
     #[cold]
     pub(crate) fn take_back(&mut self) {
-        let run = self.fd.get_kvm_run();
+        let run = self.pages.run_mut();
         let dirty = std::mem::take(&mut run.kvm_dirty_regs);
         let has = |bit: u32| dirty & u64::from(bit) != 0;
-        let synced = self.fd.sync_regs();
+        let synced = self.pages.synced();
         if has(KVM_SYNC_X86_REGS) {
             self.staged_regs.set(Some(synced.regs));
             self.staged.set(true);
@@ -259,7 +265,7 @@ impl KvmVcpu {
     /// Takes in that `KVM_RUN` ended with `exit`: it may have left registers in `kvm_run`.
     #[inline]
     pub(crate) fn left_with(&mut self, exit: VmExit) {
-        let synced = self.fd.get_kvm_run().kvm_valid_regs == u64::from(SYNCED);
+        let synced = self.pages.run_mut().kvm_valid_regs == u64::from(SYNCED);
         self.regs_fresh.set(synced);
         self.sregs_fresh.set(synced);
         let at_debug = matches!(exit, VmExit::Debug(_));
@@ -293,9 +299,7 @@ impl KvmVcpu {
     /// # Errors
     /// The error of `KVM_SET_CPUID2`; E2BIG if there are too many leaves for it.
     pub fn set_cpuid(&self, leaves: &Leaves) -> Result<(), VcpuError> {
-        let entries = CpuId::from_entries(&cpuid::to_kvm(leaves));
-        let entries = entries.map_err(|_| errno::Error::new(libc::E2BIG));
-        let set = entries.and_then(|entries| self.fd.set_cpuid2(&entries));
+        let set = ioctl::set_cpuid(self.fd.as_fd(), &cpuid::to_kvm(leaves));
         set.map_err(|error| self.error("KVM_SET_CPUID2", error))
     }
 
@@ -303,10 +307,10 @@ impl KvmVcpu {
     ///
     /// # Errors
     /// The error of `KVM_GET_CPUID2`.
-    pub(crate) fn get_cpuid(&self) -> Result<Leaves, VcpuError> {
-        let entries = self.fd.get_cpuid2(KVM_MAX_CPUID_ENTRIES);
+    pub fn get_cpuid(&self) -> Result<Leaves, VcpuError> {
+        let entries = ioctl::get_cpuid(self.fd.as_fd());
         let entries = entries.map_err(|error| self.error("KVM_GET_CPUID2", error))?;
-        Ok(cpuid::from_kvm(entries.as_slice()))
+        Ok(cpuid::from_kvm(&entries))
     }
 
     /// Whether it was never started, or got an INIT since.
@@ -331,14 +335,15 @@ impl KvmVcpu {
 }
 
 macro_rules! ioctls {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty = $ioctl:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty)?) -> $ret:ty = $ioctl:literal, $ask:expr;)*) => {
         impl KvmVcpu {
             $($(#[$doc])*
             ///
             /// # Errors
             /// The error of the ioctl.
-            pub fn $name(&self, $($arg: $type),*) -> Result<$ret, VcpuError> {
-                self.fd.$name($($arg),*).map_err(|error| self.error($ioctl, error))
+            pub fn $name(&self, $($arg: $type)?) -> Result<$ret, VcpuError> {
+                let ask: fn(BorrowedFd<'_>, $(&$type)?) -> Result<$ret, Errno> = $ask;
+                ask(self.fd.as_fd(), $(&$arg)?).map_err(|error| self.error($ioctl, error))
             })*
         }
     };
@@ -346,29 +351,40 @@ macro_rules! ioctls {
 
 ioctls! {
     /// The guest's own debug registers.
-    get_debug_regs() -> kvm_debugregs = "KVM_GET_DEBUGREGS";
+    get_debug_regs() -> kvm_debugregs = "KVM_GET_DEBUGREGS", |fd| ioctl::read(fd, ioctl::GET_DEBUGREGS);
     /// Sets the guest's own debug registers.
-    set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS";
+    set_debug_regs(regs: &kvm_debugregs) -> () = "KVM_SET_DEBUGREGS",
+        |fd, regs| ioctl::write(fd, ioctl::SET_DEBUGREGS, *regs).map(drop);
     /// The x87 and XMM registers.
-    get_fpu() -> kvm_fpu = "KVM_GET_FPU";
+    get_fpu() -> kvm_fpu = "KVM_GET_FPU", |fd| ioctl::read(fd, ioctl::GET_FPU);
     /// Sets the x87 and XMM registers.
-    set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU";
+    set_fpu(fpu: &kvm_fpu) -> () = "KVM_SET_FPU", |fd, fpu| ioctl::write(fd, ioctl::SET_FPU, *fpu).map(drop);
     /// The guest's TSC frequency in kHz.
-    get_tsc_khz() -> u32 = "KVM_GET_TSC_KHZ";
+    get_tsc_khz() -> u32 = "KVM_GET_TSC_KHZ",
+        |fd| ioctl::call(fd, ioctl::GET_TSC_KHZ, 0).map(i32::cast_unsigned);
     /// The local APIC's registers.
-    get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC";
+    get_lapic() -> kvm_lapic_state = "KVM_GET_LAPIC", |fd| ioctl::read(fd, ioctl::GET_LAPIC);
     /// Whether it runs, halts, or waits to be started.
-    get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE";
+    get_mp_state() -> kvm_mp_state = "KVM_GET_MP_STATE", |fd| ioctl::read(fd, ioctl::GET_MP_STATE);
     /// Has it run, halt, or wait to be started.
-    set_mp_state(state: kvm_mp_state) -> () = "KVM_SET_MP_STATE";
+    set_mp_state(state: kvm_mp_state) -> () = "KVM_SET_MP_STATE",
+        |fd, state| ioctl::write(fd, ioctl::SET_MP_STATE, state).map(drop);
     /// Sends an NMI.
-    nmi() -> () = "KVM_NMI";
+    nmi() -> () = "KVM_NMI", |fd| ioctl::call(fd, ioctl::NMI, 0).map(drop);
     /// Sends an SMI.
-    smi() -> () = "KVM_SMI";
+    smi() -> () = "KVM_SMI", |fd| ioctl::call(fd, ioctl::SMI, 0).map(drop);
+    /// Tells a guest that reads KVM's clock that it was stopped.
+    clock_ctrl() -> () = "KVM_KVMCLOCK_CTRL", |fd| ioctl::call(fd, ioctl::CLOCK_CTRL, 0).map(drop);
+}
+
+impl AsFd for KvmVcpu {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl KvmVcpu {
-    fn error(&self, ioctl: &'static str, error: errno::Error) -> VcpuError {
+    fn error(&self, ioctl: &'static str, error: Errno) -> VcpuError {
         VcpuError::new(self.id, ioctl, error)
     }
 
@@ -381,9 +397,9 @@ impl KvmVcpu {
             return Ok(regs);
         }
         if self.regs_fresh.get() {
-            return Ok(self.fd.sync_regs().regs);
+            return Ok(self.pages.synced().regs);
         }
-        let regs = self.fd.get_regs();
+        let regs = ioctl::read(self.fd.as_fd(), ioctl::GET_REGS);
         regs.map_err(|error| self.error("KVM_GET_REGS", error))
     }
 
@@ -398,7 +414,7 @@ impl KvmVcpu {
             return Ok(());
         }
         self.regs_fresh.set(false);
-        let set = self.fd.set_regs(regs);
+        let set = ioctl::write(self.fd.as_fd(), ioctl::SET_REGS, regs).map(drop);
         set.map_err(|error| self.error("KVM_SET_REGS", error))
     }
 
@@ -411,9 +427,9 @@ impl KvmVcpu {
             return Ok(sregs);
         }
         if self.sregs_fresh.get() {
-            return Ok(self.fd.sync_regs().sregs);
+            return Ok(self.pages.synced().sregs);
         }
-        let sregs = self.fd.get_sregs();
+        let sregs = ioctl::read(self.fd.as_fd(), ioctl::GET_SREGS);
         sregs.map_err(|error| self.error("KVM_GET_SREGS", error))
     }
 
@@ -428,21 +444,21 @@ impl KvmVcpu {
             return Ok(());
         }
         self.sregs_fresh.set(false);
-        let set = self.fd.set_sregs(sregs);
+        let set = ioctl::write(self.fd.as_fd(), ioctl::SET_SREGS, sregs).map(drop);
         set.map_err(|error| self.error("KVM_SET_SREGS", error))
     }
 
     /// Pending and injected events.
     pub(crate) fn get_vcpu_events(&self) -> Result<kvm_vcpu_events, VcpuError> {
         self.flush()?;
-        let events = self.fd.get_vcpu_events();
+        let events = ioctl::read(self.fd.as_fd(), ioctl::GET_VCPU_EVENTS);
         events.map_err(|error| self.error("KVM_GET_VCPU_EVENTS", error))
     }
 
     /// Sets pending and injected events.
     pub(crate) fn set_vcpu_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuError> {
         self.flush()?;
-        let set = self.fd.set_vcpu_events(events);
+        let set = ioctl::write(self.fd.as_fd(), ioctl::SET_VCPU_EVENTS, events).map(drop);
         set.map_err(|error| self.error("KVM_SET_VCPU_EVENTS", error))
     }
 
@@ -452,7 +468,7 @@ impl KvmVcpu {
     /// The error of `KVM_SET_GUEST_DEBUG`.
     pub fn set_guest_debug(&self, debug: &kvm_guest_debug) -> Result<(), VcpuError> {
         self.flush()?;
-        let set = self.fd.set_guest_debug(debug);
+        let set = ioctl::write(self.fd.as_fd(), ioctl::SET_GUEST_DEBUG, debug).map(drop);
         set.map_err(|error| self.error("KVM_SET_GUEST_DEBUG", error))
     }
 
@@ -465,12 +481,12 @@ impl KvmVcpu {
         }
         if let Some(sregs) = self.staged_sregs.take() {
             self.sregs_fresh.set(false);
-            let set = self.fd.set_sregs(&sregs);
+            let set = ioctl::write(self.fd.as_fd(), ioctl::SET_SREGS, &sregs).map(drop);
             set.map_err(|error| self.error("KVM_SET_SREGS", error))?;
         }
         if let Some(regs) = self.staged_regs.take() {
             self.regs_fresh.set(false);
-            let set = self.fd.set_regs(&regs);
+            let set = ioctl::write(self.fd.as_fd(), ioctl::SET_REGS, &regs).map(drop);
             set.map_err(|error| self.error("KVM_SET_REGS", error))?;
         }
         Ok(())
@@ -491,10 +507,8 @@ impl KvmVcpu {
     pub fn read_msr(&self, index: u32) -> Result<Option<u64>, VcpuError> {
         // EFER and the APIC base are MSRs and special registers.
         self.flush()?;
-        let mut msrs = one_msr(index, 0);
-        let read = self.fd.get_msrs(&mut msrs);
-        let read = read.map_err(|error| self.error("KVM_GET_MSRS", error))?;
-        Ok((read == 1).then(|| msrs.as_slice()[0].data))
+        let read = ioctl::get_msr(self.fd.as_fd(), index);
+        read.map_err(|error| self.error("KVM_GET_MSRS", error))
     }
 
     /// Writes one MSR of the vCPU; false if KVM refuses.
@@ -505,26 +519,14 @@ impl KvmVcpu {
     pub fn write_msr(&self, index: u32, value: u64) -> Result<bool, VcpuError> {
         self.flush()?;
         self.sregs_fresh.set(false);
-        let written = self.fd.set_msrs(&one_msr(index, value));
-        let written = written.map_err(|error| self.error("KVM_SET_MSRS", error))?;
-        Ok(written == 1)
+        let written = ioctl::set_msr(self.fd.as_fd(), index, value);
+        written.map_err(|error| self.error("KVM_SET_MSRS", error))
     }
-}
-
-fn one_msr(index: u32, data: u64) -> Msrs {
-    let entry = kvm_msr_entry {
-        index,
-        data,
-        ..Default::default()
-    };
-    Msrs::from_entries(&[entry]).expect("one entry is below KVM's limit")
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-
-    use kvm_ioctls::Kvm;
 
     use super::*;
 
@@ -540,8 +542,9 @@ mod tests {
             );
             return;
         }
-        let vm = Kvm::new().unwrap().create_vm().unwrap();
-        let fd = vm.create_vcpu(0).unwrap();
+        let vm = ioctl::create_vm(ioctl::open_kvm().unwrap().as_fd()).unwrap();
+        let fd = ioctl::create_vcpu(vm.as_fd(), 0).unwrap();
+        let vm = KvmVm::new(vm).unwrap();
         let mut vcpu = KvmVcpu::new(fd, &vm, VcpuId(0)).unwrap();
         let stage = |vcpu: &KvmVcpu, efer: u64| {
             let mut sregs = vcpu.get_sregs().unwrap();

@@ -3,3 +3,4 @@
 
 mod embedded;
 mod minimal_vmm;
+mod other_versions;

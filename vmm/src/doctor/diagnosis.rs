@@ -9,7 +9,7 @@ use crate::config::Engine;
 use crate::counters::auto_names;
 use crate::host::HostFacts;
 use crate::kvm::{Host, KvmFeatures};
-use crate::probe::ProbeReport;
+use crate::probe::{ProbeReport, probe};
 
 /// Everything that the report says. Its JSON form keeps these names.
 #[derive(Clone, Debug, Serialize)]
@@ -82,15 +82,12 @@ impl Diagnosis {
         let required = host.require_all().map_err(Refusal::from);
         // Probe guests need no irqchip, so they may tell more about a KVM that
         // lacks something.
-        let probed = ProbeReport::gather(host).map_err(Refusal::from);
+        let probed = probe().map_err(Refusal::from);
         let probe = probed.as_ref().ok().copied();
         let verdict = required
             .and(probed)
             .map_err(|refusal| refusal.to_string())
-            .and_then(|probe| match probe.obstacle() {
-                Some(obstacle) => Err(obstacle.to_owned()),
-                None => Ok(()),
-            });
+            .and_then(|probe| probe.check().map_err(|refusal| refusal.to_string()));
         let kvm = Kvm {
             features: *host.features(),
             probe,

@@ -1,11 +1,11 @@
 //! What kvm-ioctls has no safe call for.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VmFd};
-use kvm_pmu::{KvmVcpu, VcpuError};
+use kvm_pmu::{Errno, KvmVcpu, VcpuError};
 use vmm_sys_util::errno;
 
 use crate::sys::SignalMask;
@@ -44,12 +44,12 @@ pub(crate) fn set_signal_mask(vcpu: &KvmVcpu, mask: Option<SignalMask>) -> Resul
         .map_or(std::ptr::null(), std::ptr::from_ref::<KvmSignalMask>);
     // SAFETY: the argument is null, or a structure whose `len` is the size of
     // the set behind it; it is only read, during the call.
-    match unsafe { libc::ioctl(vcpu.fd().as_raw_fd(), KVM_SET_SIGNAL_MASK, argument) } {
+    match unsafe { libc::ioctl(vcpu.as_fd().as_raw_fd(), KVM_SET_SIGNAL_MASK, argument) } {
         0 => Ok(()),
         _ => Err(VcpuError::new(
             vcpu.id(),
             "KVM_SET_SIGNAL_MASK",
-            errno::Error::last(),
+            Errno::last(),
         )),
     }
 }

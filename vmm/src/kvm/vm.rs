@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::VmFd;
 use kvm_pmu::{
-    KvmVcpu, MsrFilter, MsrFilterError, PatchRefusal, ProtectPages, TrapPlan, VcpuError, VcpuId,
-    VmTraps, msr_ranges, switch_off_vpmu,
+    DescriptorError, KvmVcpu, KvmVm as PmuVm, MsrFilter, MsrFilterError, ProtectPages, SetupError,
+    TrapPlan, VcpuError, VcpuId, VmTraps, msr_ranges, switch_off_vpmu, vcpu_fd, vm_fd,
 };
 use pmu_virt::PmuModel;
 use thiserror::Error;
@@ -33,6 +33,12 @@ pub enum VmError {
     /// KVM's filter of MSRs cannot hold all that must exit.
     #[error(transparent)]
     Filter(#[from] MsrFilterError),
+    /// KVM's own vPMU stays, or MSRs do not exit.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The process has no more descriptors or mappings.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
     /// A vCPU could not be made.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
@@ -83,6 +89,7 @@ const IA32_SMBASE: u32 = 0x9e;
 #[derive(Debug)]
 pub struct KvmVm {
     fd: VmFd,
+    for_pmus: PmuVm,
     // Keeps the memory mapped for as long as KVM may use it.
     memory: GuestRam,
     smram: Option<GuestMemoryMmap>,
@@ -99,7 +106,8 @@ impl KvmVm {
     /// [`VmError`] names the ioctl that failed.
     pub fn new(host: &Host, memory: GuestRam, options: &VmOptions) -> Result<Self, VmError> {
         let fd = create(host)?;
-        switch_off_vpmu(&fd).map_err(|error| VmError::Ioctl("KVM_CAP_PMU_CAPABILITY", error))?;
+        let for_pmus = PmuVm::new(vm_fd(&fd))?;
+        switch_off_vpmu(&for_pmus)?;
         memory::map_memory(&fd, memory.for_kvm())?;
         let smram = if options.smm && host.features().smm {
             Some(memory::map_smram(&fd, memory.for_kvm())?)
@@ -119,7 +127,10 @@ impl KvmVm {
             fd.create_pit2(pit)
                 .map_err(|error| VmError::Ioctl("KVM_CREATE_PIT2", error))?;
         }
-        trap_msrs(&fd, options)?;
+        let filter = MsrFilter::new(&options.trapped_msrs)?;
+        filter
+            .with_invalid(options.invalid_msrs)
+            .install(&for_pmus)?;
         let pages = match &memory {
             GuestRam::Once(_) => None,
             GuestRam::Twice(memory) => Some(Arc::new(PlainPages {
@@ -130,12 +141,13 @@ impl KvmVm {
         Ok(Self {
             traps: VmTraps::new(options.trap, pages),
             fd,
+            for_pmus,
             memory,
             smram,
         })
     }
 
-    /// Its descriptor, for the PMUs of its vCPUs.
+    /// Its descriptor.
     #[must_use]
     pub fn fd(&self) -> &VmFd {
         &self.fd
@@ -145,14 +157,6 @@ impl KvmVm {
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
         self.memory.for_vmm()
-    }
-
-    /// Has the guest's stores to the page at `page` exit, or take place again.
-    pub(crate) fn protect(&self, page: u64, writable: bool) -> Result<(), PatchRefusal> {
-        match &self.memory {
-            GuestRam::Once(_) => Err(PatchRefusal::NoProtection),
-            GuestRam::Twice(memory) => memory.protect(page, writable),
-        }
     }
 
     /// How RDPMC is trapped in it.
@@ -185,7 +189,7 @@ impl KvmVm {
             .fd
             .create_vcpu(id.0.into())
             .map_err(|error| VmError::Ioctl("KVM_CREATE_VCPU", error))?;
-        let vcpu = KvmVcpu::new(fd, &self.fd, id)?;
+        let vcpu = KvmVcpu::new(vcpu_fd(&fd), &self.for_pmus, id)?;
         let smbase = self.smram.as_ref().map(|_| memory::smbase(id.0));
         if let Some(smbase) = smbase
             && !vcpu.write_msr(IA32_SMBASE, smbase)?
@@ -216,13 +220,4 @@ fn create(host: &Host) -> Result<VmFd, VmError> {
             Err(error) => return Err(VmError::Ioctl("KVM_CREATE_VM", error)),
         }
     }
-}
-
-/// Makes RDMSR and WRMSR of what `options` say exit; every other MSR stays KVM's.
-fn trap_msrs(fd: &VmFd, options: &VmOptions) -> Result<(), VmError> {
-    let filter = MsrFilter::new(&options.trapped_msrs)?.with_invalid(options.invalid_msrs);
-    fd.enable_cap(&filter.exits())
-        .map_err(|error| VmError::Ioctl("KVM_CAP_X86_USER_SPACE_MSR", error))?;
-    fd.set_msr_filter(filter.default_action(), &filter.ranges())
-        .map_err(|error| VmError::Ioctl("KVM_X86_SET_MSR_FILTER", error))
 }

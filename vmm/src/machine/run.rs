@@ -155,7 +155,7 @@ impl RunningVcpus {
 pub fn run(mut machine: Machine, config: &RunConfig) -> Result<RunEnd, RunError> {
     let mut console = ConsoleInput::new(machine.platform.clone());
     match &machine.runner {
-        Runner::Kvm(_) => install_kick_handler().map_err(RunError::Signal)?,
+        Runner::Kvm(_) => install_kick_handler().map_err(|error| RunError::Signal(error.into()))?,
         // An agent's requests are input as well, and may come at any time.
         Runner::Emu(_) if config.agent => {}
         Runner::Emu(machine) => console.tell_end(machine.attention.clone()),

@@ -24,7 +24,7 @@ pub enum MicroRunError {
     Registers(#[from] crate::kvm::VcpuError),
     /// The kick handler could not be installed.
     #[error("sigaction failed: {0}")]
-    Signal(vmm_sys_util::errno::Error),
+    Signal(kvm_pmu::Errno),
     /// Counters of the hypervisor.
     #[error(transparent)]
     Reservations(#[from] ReservationError),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use emu::State;
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs};
+use kvm_pmu::layout;
 use pmu_virt::cpuid::hide_obstacles;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::code::{CodeError, assemble};
-use super::layout;
 use super::platform::UNEXPECTED_VECTOR_PORT;
 use crate::emu::state_of;
 use crate::kvm::{

@@ -294,7 +294,6 @@ impl Vcpu {
         thread: &'a mut ThreadContext,
     ) -> (&'a mut KvmPmu, &'a mut KvmVcpu, Lent<'a>) {
         let lent = Lent {
-            vm: self.vm.fd(),
             memory: self.vm.memory(),
             thread,
             observer: &mut self.reports,
@@ -500,7 +499,7 @@ impl Vcpu {
             if self.host.do_jobs(facts, (pmu, core), tally, now)? {
                 // A guest that reads KVM's clock is told that it was stopped, so that its
                 // watchdogs do not take the time for a lockup. Others do not hear of it.
-                let _ = kvm.fd().kvmclock_ctrl();
+                let _ = kvm.clock_ctrl();
             }
         }
         self.sample_pending(thread)
@@ -574,7 +573,7 @@ impl Vcpu {
 /// Times are for vCPUs with a server. A KVM without statistics has none.
 fn tally(kvm: &KvmVcpu, host: Option<&ControlEndpoint>) -> VcpuQuantities {
     host.map_or_else(VcpuQuantities::default, |host| {
-        let halts = HaltStats::open(kvm.fd()).ok();
+        let halts = HaltStats::open(kvm).ok();
         host.quantities(halts.map(|halts| Box::new(VcpuHalts(halts)) as Box<dyn HaltTimes>))
     })
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use kvm_bindings::{kvm_clock_data, kvm_lapic_state, kvm_xcrs, kvm_xsave};
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use kvm_pmu::KvmVcpu;
 use pmu_virt::PmuState;
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub(crate) struct SavedVcpu {
 
 impl SavedVcpu {
     /// Of a vCPU whose thread was left.
-    pub(crate) fn of(kvm: &Kvm, vm: &VmFd, vcpu: &KvmVcpu) -> Result<Self> {
+    pub(crate) fn of(kvm: &Kvm, vm: &VmFd, (fd, vcpu): (&VcpuFd, &KvmVcpu)) -> Result<Self> {
         // The guest compares its two clocks, so they are read one behind the other.
         let clock = vm.get_clock()?;
         let mut msrs = vec![(TSC, vcpu.read_msr(TSC)?.context("KVM has no TSC")?)];
@@ -72,11 +72,11 @@ impl SavedVcpu {
         Ok(Self {
             regs: to_bytes(&vcpu.get_regs()?),
             sregs: to_bytes(&vcpu.get_sregs()?),
-            xsave: vcpu.fd().get_xsave()?.region.to_vec(),
-            xcrs: to_bytes(&vcpu.fd().get_xcrs()?),
+            xsave: fd.get_xsave()?.region.to_vec(),
+            xcrs: to_bytes(&fd.get_xcrs()?),
             debug_registers: to_bytes(&vcpu.get_debug_regs()?),
             lapic: to_bytes(&vcpu.get_lapic()?),
-            events: to_bytes(&vcpu.fd().get_vcpu_events()?),
+            events: to_bytes(&fd.get_vcpu_events()?),
             mp_state: to_bytes(&vcpu.get_mp_state()?),
             clock: to_bytes(&clock),
             msrs,
@@ -84,21 +84,20 @@ impl SavedVcpu {
     }
 
     /// Into a vCPU that has its CPUID, and has not run.
-    pub(crate) fn restore(&self, vm: &VmFd, vcpu: &KvmVcpu) -> Result<()> {
+    pub(crate) fn restore(&self, vm: &VmFd, (fd, vcpu): (&VcpuFd, &KvmVcpu)) -> Result<()> {
         vcpu.set_mp_state(taken(&self.mp_state)?)?;
         vcpu.set_regs(&taken(&self.regs)?)?;
         vcpu.set_sregs(&taken(&self.sregs)?)?;
-        vcpu.fd().set_xcrs(&taken::<kvm_xcrs>(&self.xcrs)?)?;
+        fd.set_xcrs(&taken::<kvm_xcrs>(&self.xcrs)?)?;
         let region: [u32; 1024] = self.xsave.as_slice().try_into()?;
         let xsave = kvm_xsave {
             region,
             ..Default::default()
         };
-        set_xsave(vcpu.fd(), &xsave)?;
+        set_xsave(fd, &xsave)?;
         vcpu.set_debug_regs(&taken(&self.debug_registers)?)?;
-        vcpu.fd()
-            .set_lapic(&taken::<kvm_lapic_state>(&self.lapic)?)?;
-        vcpu.fd().set_vcpu_events(&taken(&self.events)?)?;
+        fd.set_lapic(&taken::<kvm_lapic_state>(&self.lapic)?)?;
+        fd.set_vcpu_events(&taken(&self.events)?)?;
         // The local APIC asks for a deadline, which is a time of the TSC; so those two are last.
         let (timers, others): (Vec<_>, Vec<_>) =
             (self.msrs.iter().copied()).partition(|(index, _)| [TSC, TSC_DEADLINE].contains(index));

@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use kvm_bindings::{
     CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_enable_cap,
 };
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use kvm_pmu::{
-    Answer, Armed, Exited, KvmPmu, KvmPmuParts, KvmVcpu, Lent, MsrFilter, PatchRefusal,
+    Answer, Armed, Exited, KvmPmu, KvmPmuParts, KvmVcpu, KvmVm, Lent, MsrFilter, PatchRefusal,
     ProtectPages, ThreadContext, TrapPlan, VcpuId, VmExit, VmTraps, cpuid, msr_ranges,
-    switch_off_vpmu,
+    switch_off_vpmu, vcpu_fd, vm_fd,
 };
 use pmu_virt::{CorePmu, CounterBackend as _, Grant, OwnerId, PmuModel, SimBackend, VcpuPmu};
 
@@ -55,6 +55,7 @@ pub(crate) enum Stop {
 pub(crate) struct OneCpu {
     kvm: Kvm,
     vm: Arc<VmFd>,
+    fd: VcpuFd,
     vcpu: KvmVcpu,
     pmu: KvmPmu,
     counters: Box<CorePmu>,
@@ -67,6 +68,7 @@ pub(crate) struct OneCpu {
 
 /// What the vCPU's thread gives back.
 pub(crate) struct Left {
+    fd: VcpuFd,
     vcpu: KvmVcpu,
     pmu: KvmPmu,
     ports: Ports,
@@ -101,22 +103,23 @@ impl OneCpu {
         let vm = Arc::new(kvm.create_vm()?);
         let memory = Arc::new(memory);
         sys::give(&vm, memory.for_kvm())?;
-        switch_off_vpmu(&vm)?;
+        let pmu_vm = KvmVm::new(vm_fd(&vm))?;
+        switch_off_vpmu(&pmu_vm)?;
         split_irqchip(&vm)?;
         let model = PmuModel::parse(MODEL)?;
         let filter = MsrFilter::new(&msr_ranges(Some(&model)))?;
-        vm.enable_cap(&filter.exits())?;
-        vm.set_msr_filter(filter.default_action(), &filter.ranges())?;
-        let vcpu = KvmVcpu::new(vm.create_vcpu(0)?, &vm, VcpuId(0))?;
+        filter.install(&pmu_vm)?;
+        let fd = vm.create_vcpu(0)?;
+        let vcpu = KvmVcpu::new(vcpu_fd(&fd), &pmu_vm, VcpuId(0))?;
         let tsc_khz = vcpu.get_tsc_khz()?;
         let clocks = truth::clocks(tsc_khz)?;
         let source = SimBackend::of(&clocks);
         let tells = model.cpuid(|request| source.plan(request).is_ok());
         let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-        let (leaves, _) = cpuid::merge(supported.as_slice(), Some(&tells), &[]);
-        vcpu.fd().set_cpuid2(&platform(leaves)?)?;
+        let (leaves, _) = cpuid::merge(cpuid::from_kvm(supported.as_slice()), Some(&tells), &[]);
+        fd.set_cpuid2(&platform(cpuid::to_kvm(&leaves))?)?;
         if let Some(saved) = saved {
-            saved.vcpu.restore(&vm, &vcpu)?;
+            saved.vcpu.restore(&vm, (&fd, &vcpu))?;
         }
         let mut logical = VcpuPmu::detached(OwnerId(0), model, Grant::everything());
         let mut counters = Box::new(CorePmu::new(Box::new(source)));
@@ -143,6 +146,7 @@ impl OneCpu {
             witness: Witness::new(&clocks, &counted)?,
             kvm,
             vm,
+            fd,
             vcpu,
             pmu,
             counters,
@@ -160,7 +164,7 @@ impl OneCpu {
         let stop = Arc::new(AtomicBool::new(pause == Pause::AtOnce));
         let (tell, told) = channel();
         let mut runner = Runner {
-            vm: self.vm,
+            fd: self.fd,
             vcpu: self.vcpu,
             pmu: self.pmu,
             memory: self.memory,
@@ -178,6 +182,7 @@ impl OneCpu {
             filter::apply()?;
             let stop = runner.run(counters)?;
             Ok(Left {
+                fd: runner.fd,
                 vcpu: runner.vcpu,
                 pmu: runner.pmu,
                 ports: runner.ports,
@@ -244,7 +249,7 @@ fn platform(mut leaves: Vec<kvm_cpuid_entry2>) -> Result<CpuId> {
 
 /// What the vCPU's thread has.
 struct Runner {
-    vm: Arc<VmFd>,
+    fd: VcpuFd,
     vcpu: KvmVcpu,
     pmu: KvmPmu,
     memory: Arc<GuestRam>,
@@ -285,7 +290,6 @@ impl Runner {
                 return Ok(Stop::Paused);
             }
             let lent = Lent {
-                vm: &self.vm,
                 memory: memory.for_vmm(),
                 thread,
                 observer: &mut self.witness,
@@ -344,6 +348,7 @@ impl Stopped {
     pub(crate) fn save(self, file: &Path) -> Result<Counted> {
         self.traps.restore();
         let Left {
+            fd,
             vcpu,
             pmu,
             ports,
@@ -353,7 +358,7 @@ impl Stopped {
         let pmu = pmu.pmu().context("the vCPU has a PMU")?.save()?;
         let counted = witness.counted();
         let saved = Saved {
-            vcpu: SavedVcpu::of(&self.kvm, &self.vm, &vcpu)?,
+            vcpu: SavedVcpu::of(&self.kvm, &self.vm, (&fd, &vcpu))?,
             pmu,
             ioapic: self.chip.chip().save(),
             serial: ports.save(),

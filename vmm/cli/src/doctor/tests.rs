@@ -75,10 +75,7 @@ fn check(probe: ProbeReport, status: ExitStatus, parts: &[&str]) {
         slow_cpl0: Some(probe.slow_cpl0()),
         models: Vec::new(),
     };
-    let verdict = match probe.obstacle() {
-        Some(obstacle) => Err(obstacle.to_owned()),
-        None => Ok(()),
-    };
+    let verdict = probe.check().map_err(|refusal| refusal.to_string());
     let diagnosis = Diagnosis::assemble(facts(), Some(kvm), verdict);
     let mut text = Vec::new();
     report(&diagnosis, false, &mut text).unwrap();

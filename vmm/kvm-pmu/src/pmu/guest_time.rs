@@ -24,7 +24,7 @@ impl GuestTime {
     /// Of a vCPU that was never entered, on a TSC of `tsc_khz`.
     pub(super) fn new(vcpu: &KvmVcpu, tsc_khz: u32) -> Self {
         Self {
-            halt: HaltClock::new(vcpu.fd(), vcpu.id(), tsc_khz),
+            halt: HaltClock::new(vcpu, tsc_khz),
             started: false,
             counting: false,
             entered: None,

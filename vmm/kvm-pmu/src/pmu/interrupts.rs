@@ -2,7 +2,6 @@
 //! and those that announce notices of the reservations.
 
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
-use kvm_ioctls::VmFd;
 use pmu_virt::{IbsDue, PmiForwarded, PmiLine, PmiRequest, Tsc, VcpuPmu, Vendor};
 
 use crate::error::KvmPmuError;
@@ -28,7 +27,6 @@ struct Latched {
 /// The local APIC that KVM has, for one entry.
 struct LapicLine<'a> {
     vcpu: &'a KvmVcpu,
-    vm: &'a VmFd,
     vendor: Vendor,
     /// When the overflow was due, if the PMU knows.
     due: Option<Tsc>,
@@ -58,7 +56,7 @@ impl PmiLine for LapicLine<'_> {
         let Some(Latched { apic, due }) = *self.latched else {
             return Ok(false);
         };
-        let delivery = apic.send(self.vcpu, self.vm, self.vendor)?;
+        let delivery = apic.send(self.vcpu, self.vendor)?;
         self.event = Some(TrapEvent::Pmi {
             request,
             delivery,
@@ -75,14 +73,13 @@ impl PmiSender {
     #[inline(never)]
     pub(super) fn forward(
         &mut self,
-        (vcpu, vm): (&KvmVcpu, &VmFd),
+        vcpu: &KvmVcpu,
         pmu: &mut VcpuPmu,
         now: Tsc,
         due: Option<Tsc>,
     ) -> Result<(PmiForwarded, Option<TrapEvent>), KvmPmuError> {
         let mut line = LapicLine {
             vcpu,
-            vm,
             vendor: pmu.model().vendor(),
             due,
             latched: &mut self.latched,
@@ -101,13 +98,13 @@ impl PmiSender {
 /// Sends the interrupt of samples, if it is due. KVM's local APIC has no extended vector
 /// table: what the guest has there is the PMU's.
 pub(super) fn forward_samples(
-    (vcpu, vm): (&KvmVcpu, &VmFd),
+    vcpu: &KvmVcpu,
     pmu: &mut VcpuPmu,
     now: Tsc,
 ) -> Result<IbsDue, KvmPmuError> {
     let due = pmu.ibs_interrupt(now);
     if let IbsDue::Send { vector } = due {
-        pmi::send_extended(vcpu, vm, vector)?;
+        pmi::send_extended(vcpu, vector)?;
     }
     Ok(due)
 }
@@ -117,12 +114,12 @@ pub(super) fn forward_samples(
 /// off stays in the guest's queue.
 #[cold]
 pub(super) fn forward_notices(
-    (vcpu, vm): (&KvmVcpu, &VmFd),
+    vcpu: &KvmVcpu,
     pmu: &mut VcpuPmu,
     observer: &mut dyn TrapObserver,
 ) -> Result<(), KvmPmuError> {
     while let Some(vector) = pmu.claims_mut().take_notice() {
-        let sent = pmi::interrupt(vcpu, vm, vector)?;
+        let sent = pmi::interrupt(vcpu, vector)?;
         let event = TrapEvent::Notice { vector, sent };
         observer.event(vcpu.id(), event);
     }

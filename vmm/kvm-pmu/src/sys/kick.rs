@@ -10,17 +10,14 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use kvm_bindings::kvm_run;
-use kvm_ioctls::VcpuFd;
-use vmm_sys_util::errno;
-use vmm_sys_util::signal::{SIGRTMAX, SIGRTMIN, register_signal_handler};
 
-use crate::error::KickError;
+use crate::error::{Errno, KickError};
 
 thread_local! {
     /// `kvm_run.immediate_exit` of the vCPU that this thread runs, or null.
@@ -40,40 +37,53 @@ static CHOSEN: AtomicI32 = AtomicI32::new(0);
 #[must_use]
 pub fn kick_signal() -> i32 {
     match CHOSEN.load(Ordering::Relaxed) {
-        0 => SIGRTMIN(),
+        0 => libc::SIGRTMIN(),
         chosen => chosen.abs(),
     }
 }
 
 /// Chooses a signal and whose handler it has, once a process: timers and perf events know the
 /// one of before. True if nobody had chosen.
-fn choose(signal: i32) -> errno::Result<bool> {
+fn choose(signal: i32) -> Result<bool, Errno> {
     let order = Ordering::Relaxed;
     match CHOSEN.compare_exchange(0, signal, order, order) {
         Ok(_) => Ok(true),
         Err(before) if before == signal => Ok(false),
-        Err(_) => Err(errno::Error::new(libc::EBUSY)),
+        Err(_) => Err(Errno(libc::EBUSY)),
     }
 }
 
 /// A signal that can have a handler.
-fn can_be_handled(signal: i32) -> errno::Result<i32> {
+fn can_be_handled(signal: i32) -> Result<i32, Errno> {
     let fixed = [libc::SIGKILL, libc::SIGSTOP].contains(&signal);
-    if fixed || !(1..=SIGRTMAX()).contains(&signal) {
-        return Err(errno::Error::new(libc::EINVAL));
+    if fixed || !(1..=libc::SIGRTMAX()).contains(&signal) {
+        return Err(Errno(libc::EINVAL));
     }
     Ok(signal)
 }
 
 /// Chooses `signal` and installs the handler. A signal that cannot have it was not chosen.
-fn choose_and_install(signal: i32) -> errno::Result<()> {
+fn choose_and_install(signal: i32) -> Result<(), Errno> {
     let is_new = choose(signal)?;
-    let installed = register_signal_handler(signal, handle)
-        .and_then(|()| register_signal_handler(libc::SIGIO, handle));
+    let installed = install(signal).and_then(|()| install(libc::SIGIO));
     if installed.is_err() && is_new {
         CHOSEN.store(0, Ordering::Relaxed);
     }
     installed
+}
+
+/// Has [`handle`] called for `signal`, on any thread.
+fn install(signal: i32) -> Result<(), Errno> {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: all zeros are a valid sigaction, with an empty mask; the kernel calls the handler
+    // with the three arguments that SA_SIGINFO says, which are those of `handle`.
+    let installed = unsafe {
+        let wanted = &mut *action.as_mut_ptr();
+        wanted.sa_sigaction = handle as *const () as libc::sighandler_t;
+        wanted.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(signal, action.as_ptr(), ptr::null_mut())
+    };
+    Errno::if_negative(installed)
 }
 
 fn has_own_handler() -> bool {
@@ -109,7 +119,7 @@ pub fn on_kick(info: &libc::siginfo_t) {
 ///
 /// # Errors
 /// The error of `sigaction`.
-pub fn install_kick_handler() -> errno::Result<()> {
+pub fn install_kick_handler() -> Result<(), Errno> {
     if has_own_handler() {
         return Ok(());
     }
@@ -122,7 +132,7 @@ pub fn install_kick_handler() -> errno::Result<()> {
 /// EBUSY: another one was chosen before, by [`install_kick_handler`] for instance, or the VMM
 /// has its own handler. EINVAL: there is no such signal, or it cannot have a handler; nothing is
 /// chosen then. Else that of `sigaction`.
-pub fn install_kick_handler_of(signal: i32) -> errno::Result<()> {
+pub fn install_kick_handler_of(signal: i32) -> Result<(), Errno> {
     choose_and_install(can_be_handled(signal)?)
 }
 
@@ -133,7 +143,7 @@ pub fn install_kick_handler_of(signal: i32) -> errno::Result<()> {
 /// # Errors
 /// EBUSY: another signal was chosen before, or this crate's handler installed. EINVAL: there is
 /// no such signal, or it cannot have a handler.
-pub fn own_kick_handler(signal: i32) -> errno::Result<()> {
+pub fn own_kick_handler(signal: i32) -> Result<(), Errno> {
     choose(-can_be_handled(signal)?).map(drop)
 }
 
@@ -216,7 +226,7 @@ impl KickFlag {
     ///
     /// # Errors
     /// The error of `mmap`.
-    pub(crate) fn of(vcpu: &VcpuFd) -> errno::Result<Arc<Self>> {
+    pub(crate) fn of(vcpu: BorrowedFd<'_>) -> Result<Arc<Self>, Errno> {
         // SAFETY: a new mapping, at an address that the kernel chooses, replaces
         // nothing.
         let page = unsafe {
@@ -231,7 +241,7 @@ impl KickFlag {
         };
         match NonNull::new(page) {
             Some(page) if page.as_ptr() != libc::MAP_FAILED => Ok(Arc::new(Self { page })),
-            _ => errno::errno_result(),
+            _ => Err(Errno::last()),
         }
     }
 
@@ -246,6 +256,25 @@ impl KickFlag {
         }
     }
 
+    /// Sets it, as a kick does.
+    pub(crate) fn set(&self, on: bool) {
+        // SAFETY: `flag` points into this value's mapping, and all accesses are atomic.
+        unsafe { (*self.flag()).store(u8::from(on), Ordering::Relaxed) };
+    }
+
+    /// Whether it is set; it is no more.
+    #[inline]
+    pub(crate) fn take(&self) -> bool {
+        // SAFETY: as above.
+        let flag = unsafe { &*self.flag() };
+        let was_set = flag.load(Ordering::Relaxed) != 0;
+        if was_set {
+            flag.store(0, Ordering::Relaxed);
+        }
+        was_set
+    }
+
+    #[inline]
     fn flag(&self) -> *const AtomicU8 {
         let run = self.page.as_ptr().cast::<kvm_run>();
         // SAFETY: the mapping is a page long, which is more than the offset.
@@ -329,13 +358,13 @@ impl KickTarget {
     }
 
     /// Sends it `signal`.
-    pub fn send(self, signal: i32) -> errno::Result<()> {
+    pub fn send(self, signal: i32) -> Result<(), Errno> {
         // SAFETY: tgkill takes three integers; a thread id of another process
         // cannot be hit because the process id is checked by the kernel.
         let ret = unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal) };
         match ret {
             0 => Ok(()),
-            _ => errno::errno_result(),
+            _ => Err(Errno::last()),
         }
     }
 }

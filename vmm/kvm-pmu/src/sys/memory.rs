@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::FromRawFd;
 
+#[cfg(any(test, feature = "vm-memory"))]
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 /// Bytes of a page of the host's.
@@ -30,6 +31,7 @@ pub(crate) fn unnamed_file(size: u64) -> io::Result<File> {
     Ok(file)
 }
 
+#[cfg(any(test, feature = "vm-memory"))]
 /// Makes the page at guest-physical address `page` of `memory` read-only, or
 /// `writable` again.
 pub(crate) fn protect_page(memory: &GuestMemoryMmap, page: u64, writable: bool) -> io::Result<()> {

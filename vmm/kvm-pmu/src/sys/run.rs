@@ -1,13 +1,116 @@
 //! The unions of `kvm_run`, and what lies behind it in a vCPU's mapping.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+
 use guest_exit::{DebugExit, InternalError, VmExit};
 use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR,
     KVM_EXIT_IO, KVM_EXIT_IO_OUT, KVM_EXIT_MEMORY_FAULT, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN,
     KVM_EXIT_SYSTEM_EVENT, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_INTERNAL_ERROR_EMULATION,
-    KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run,
+    KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, kvm_run, kvm_sync_regs,
 };
-use vmm_sys_util::errno;
+
+use crate::error::Errno;
+
+/// A vCPU's mapping, beside whatever mapping the VMM has: `kvm_run`, the page with the bytes of
+/// port accesses (`KVM_PIO_PAGE_OFFSET`), and the ring of coalesced stores. On x86 KVM has these
+/// three pages (`kvm_vcpu_mmap`), whatever else `KVM_GET_VCPU_MMAP_SIZE` comes to.
+#[derive(Debug)]
+pub(crate) struct RunPages {
+    at: NonNull<kvm_run>,
+}
+
+// SAFETY: the pages are this value's own mapping, which no thread has but by this value.
+unsafe impl Send for RunPages {}
+
+const MAPPING: usize = 3 * 0x1000;
+
+impl RunPages {
+    /// Maps those of `vcpu`.
+    ///
+    /// # Errors
+    /// The error of `mmap`.
+    pub(crate) fn of(vcpu: BorrowedFd<'_>) -> Result<Self, Errno> {
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces nothing.
+        let at = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                MAPPING,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                0,
+            )
+        };
+        match NonNull::new(at.cast()) {
+            Some(run) if at != libc::MAP_FAILED => Ok(Self { at: run }),
+            _ => Err(Errno::last()),
+        }
+    }
+
+    /// `kvm_run`, as KVM left it.
+    #[inline]
+    pub(crate) fn run(&self) -> &kvm_run {
+        // SAFETY: the mapping begins with a `kvm_run`, of integers alone, and lives as long as
+        // this value. KVM writes to it during `KVM_RUN`, which wants the `&mut` of the vCPU that
+        // has this value.
+        unsafe { self.at.as_ref() }
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(crate) fn run_mut(&mut self) -> &mut kvm_run {
+        // SAFETY: as above, and nobody else has this value.
+        unsafe { self.at.as_mut() }
+    }
+
+    /// The registers that KVM leaves and takes there.
+    #[inline]
+    pub(crate) fn synced(&self) -> &kvm_sync_regs {
+        // SAFETY: both views of the union are bytes of the mapping, of which any are valid.
+        unsafe { &self.run().s.regs }
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(crate) fn synced_mut(&mut self) -> &mut kvm_sync_regs {
+        // SAFETY: as above.
+        unsafe { &mut self.run_mut().s.regs }
+    }
+
+    /// The bytes of a pending port access; none of another exit.
+    pub(crate) fn io_data(&mut self) -> &mut [u8] {
+        let run = self.run();
+        if run.exit_reason != KVM_EXIT_IO {
+            return &mut [];
+        }
+        // SAFETY: the exit reason, which the kernel wrote with the union, selects `io`.
+        let io = unsafe { run.__bindgen_anon_1.io };
+        let len = usize::from(io.size) * usize::try_from(io.count).unwrap_or(0);
+        let Ok(offset) = usize::try_from(io.data_offset) else {
+            return &mut [];
+        };
+        let behind = offset >= size_of::<kvm_run>();
+        if !behind || offset.checked_add(len).is_none_or(|end| end > MAPPING) {
+            return &mut [];
+        }
+        // SAFETY: offset + len was just found to end in the mapping, and to lie behind the
+        // structure itself; the kernel touches it in `KVM_RUN` alone, which wants the vCPU that
+        // this value is borrowed of.
+        unsafe {
+            let data = self.at.as_ptr().cast::<u8>().add(offset);
+            std::slice::from_raw_parts_mut(data, len)
+        }
+    }
+}
+
+impl Drop for RunPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's alone.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), MAPPING) };
+    }
+}
 
 /// What the last `KVM_RUN` ended with, `failed` included: EINTR and EAGAIN are an
 /// interruption, EFAULT is an access that KVM could not do and may have said no
@@ -15,21 +118,18 @@ use vmm_sys_util::errno;
 ///
 /// # Errors
 /// Any other one, after which KVM will not run the guest on.
-pub(crate) fn exit_after(
-    run: &mut kvm_run,
-    failed: Option<errno::Error>,
-) -> Result<VmExit, errno::Error> {
-    match failed.map(|error| (error.errno(), error)) {
+pub(crate) fn exit_after(run: &mut kvm_run, failed: Option<Errno>) -> Result<VmExit, Errno> {
+    match failed {
         None => Ok(exit_of(run)),
-        Some((libc::EINTR | libc::EAGAIN, _)) => Ok(VmExit::Interrupted),
-        Some((libc::EFAULT, _)) => {
+        Some(Errno(libc::EINTR | libc::EAGAIN)) => Ok(VmExit::Interrupted),
+        Some(Errno(libc::EFAULT)) => {
             if run.exit_reason != KVM_EXIT_MEMORY_FAULT {
                 run.exit_reason = KVM_EXIT_MEMORY_FAULT;
                 run.__bindgen_anon_1.memory_fault = Default::default();
             }
             Ok(exit_of(run))
         }
-        Some((_, error)) => Err(error),
+        Some(error) => Err(error),
     }
 }
 
@@ -169,31 +269,6 @@ pub(crate) fn answer_mmio(run: &mut kvm_run, bytes: [u8; 8]) {
     }
 }
 
-/// The bytes of a pending port access; none of another exit. `run` must be the vCPU's whole
-/// mapping of `mapping` bytes, as `VcpuFd::get_kvm_run` gives it.
-pub(crate) fn io_data(run: &mut kvm_run, mapping: usize) -> &mut [u8] {
-    if run.exit_reason != KVM_EXIT_IO {
-        return &mut [];
-    }
-    // SAFETY: the exit reason, which the kernel wrote with the union, selects `io`.
-    let io = unsafe { run.__bindgen_anon_1.io };
-    let len = usize::from(io.size) * usize::try_from(io.count).unwrap_or(0);
-    let Ok(offset) = usize::try_from(io.data_offset) else {
-        return &mut [];
-    };
-    let behind = offset >= size_of::<kvm_run>();
-    if !behind || offset.checked_add(len).is_none_or(|end| end > mapping) {
-        return &mut [];
-    }
-    // SAFETY: `run` is the start of the vCPU's mapping of `mapping` bytes, in which
-    // offset + len was just found to end, and behind the structure itself; the kernel
-    // touches it in `KVM_RUN` alone, which wants the descriptor that `run` is borrowed of.
-    unsafe {
-        let data = std::ptr::from_mut(run).cast::<u8>().add(offset);
-        std::slice::from_raw_parts_mut(data, len)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,8 +303,7 @@ mod tests {
             };
             run.__bindgen_anon_1.memory_fault.gpa = 0x5000;
             run.__bindgen_anon_1.memory_fault.size = 0x1000;
-            let failed = Some(errno::Error::new(errno));
-            let exit = exit_after(&mut run, failed).map_err(|error| error.errno());
+            let exit = exit_after(&mut run, Some(Errno(errno))).map_err(|Errno(number)| number);
             assert_eq!(exit, expected, "exit {reason}, errno {errno}");
         };
         let fault = |address| Ok(VmExit::MemoryFault { address });

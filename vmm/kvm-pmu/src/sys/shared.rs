@@ -1,13 +1,13 @@
 //! Guest memory that a VMM has mapped itself, mapped again for KVM.
 
 use std::fs::File;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use thiserror::Error;
-use vm_memory::{Bytes, VolatileSlice};
 
 use super::memory::PAGE_SIZE;
 use crate::memory::GuestBytes;
@@ -199,12 +199,7 @@ impl SharedMemory {
 
     /// Does `act` with each piece of `len` bytes at `address`, and where it begins among
     /// them; false where some of it is no memory.
-    fn pieces(
-        &self,
-        address: u64,
-        len: usize,
-        mut act: impl FnMut(&VolatileSlice<'_>, usize),
-    ) -> bool {
+    fn pieces(&self, address: u64, len: usize, mut act: impl FnMut(Piece<'_>, usize)) -> bool {
         let regions = self.lock();
         let mut done = 0;
         while done < len {
@@ -214,7 +209,7 @@ impl SharedMemory {
             };
             let offset = usize::try_from(at - region.start).unwrap_or(region.len);
             let piece = (len - done).min(region.len - offset);
-            act(&mapping.slice(offset, piece), done);
+            act(mapping.piece(offset, piece), done);
             done += piece;
         }
         true
@@ -246,12 +241,15 @@ impl Mapping {
     }
 
     /// `len` bytes from `offset` on.
-    fn slice(&self, offset: usize, len: usize) -> VolatileSlice<'_> {
+    fn piece(&self, offset: usize, len: usize) -> Piece<'_> {
         assert!(offset <= self.len && len <= self.len - offset);
-        // SAFETY: the bytes lie within the mapping, as was just found, which is unmapped when
-        // this value is dropped, or by a VMM that has promised not to do so before; no reference
-        // to them exists.
-        unsafe { VolatileSlice::new(self.at.as_ptr().cast::<u8>().add(offset), len) }
+        // SAFETY: the bytes lie within the mapping, as was just found.
+        let at = unsafe { self.at.as_ptr().cast::<u8>().add(offset) };
+        Piece {
+            at,
+            len,
+            _mapping: PhantomData,
+        }
     }
 
     fn protect(&self, offset: usize, writable: bool) -> io::Result<()> {
@@ -270,6 +268,70 @@ impl Mapping {
     }
 }
 
+/// Bytes of a mapping, which the guest may change at any time.
+#[derive(Clone, Copy)]
+struct Piece<'a> {
+    at: *mut u8,
+    len: usize,
+    _mapping: PhantomData<&'a Mapping>,
+}
+
+/// What is read and written at once, so that an entry of a page table is never half of one.
+type Word = u64;
+const WORD: usize = size_of::<Word>();
+
+impl Piece<'_> {
+    /// Whether a whole word begins `done` bytes behind the start.
+    fn has_word(&self, done: usize) -> bool {
+        self.at.addr().wrapping_add(done) % WORD == 0 && self.len - done >= WORD
+    }
+
+    /// Reads them into `buffer`, which is as long.
+    fn read(self, buffer: &mut [u8]) {
+        assert_eq!(buffer.len(), self.len);
+        let mut done = 0;
+        while done < self.len {
+            // SAFETY: `done` and what is read there lie among the piece's bytes. These are of a
+            // mapping that stays as long as its value, or that a VMM has promised to keep; no
+            // reference to them exists, and whoever else has them is taken into account: the
+            // access is volatile. A word is aligned, as was just found.
+            unsafe {
+                let at = self.at.add(done);
+                if self.has_word(done) {
+                    let word = at.cast::<Word>().read_volatile();
+                    buffer[done..done + WORD].copy_from_slice(&word.to_ne_bytes());
+                    done += WORD;
+                } else {
+                    buffer[done] = at.read_volatile();
+                    done += 1;
+                }
+            }
+        }
+    }
+
+    /// Writes `bytes`, which are as many, there.
+    fn write(self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len);
+        let mut done = 0;
+        while done < self.len {
+            // SAFETY: as of `read`.
+            unsafe {
+                let at = self.at.add(done);
+                match bytes[done..].first_chunk() {
+                    Some(word) if self.has_word(done) => {
+                        at.cast::<Word>().write_volatile(Word::from_ne_bytes(*word));
+                        done += WORD;
+                    }
+                    _ => {
+                        at.write_volatile(bytes[done]);
+                        done += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.is_ours {
@@ -282,7 +344,7 @@ impl Drop for Mapping {
 impl GuestBytes for SharedMemory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         self.pieces(address, buffer.len(), |piece, at| {
-            let _ = piece.read_slice(&mut buffer[at..at + piece.len()], 0);
+            piece.read(&mut buffer[at..at + piece.len]);
         })
     }
 
@@ -290,7 +352,7 @@ impl GuestBytes for SharedMemory {
         let whole = self.pieces(address, bytes.len(), |_, _| ());
         if whole {
             self.pieces(address, bytes.len(), |piece, at| {
-                let _ = piece.write_slice(&bytes[at..at + piece.len()], 0);
+                piece.write(&bytes[at..at + piece.len]);
             });
             (self.wrote)(address, bytes.len());
         }

@@ -4,16 +4,14 @@
 //! that runs from entry to exit must not count that time as unhalted.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use kvm_ioctls::VcpuFd;
 use thiserror::Error;
-use vmm_sys_util::errno;
 
-/// `KVM_GET_STATS_FD`: `_IO(KVMIO, 0xce)` (Linux `uapi/linux/kvm.h`).
-const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
+use super::ioctl;
+use crate::error::Errno;
 
 /// The statistics that add up to halted time, in nanoseconds: asleep first, then
 /// polling for the wake-up.
@@ -27,7 +25,7 @@ const LARGEST_BLOCK: usize = 64 << 10;
 pub enum StatsError {
     /// KVM has no binary statistics (before Linux 5.14).
     #[error("KVM_GET_STATS_FD failed: {0}")]
-    NoFd(errno::Error),
+    NoFd(Errno),
     /// The file did not hold what its header says.
     #[error("KVM's statistics file could not be read: {0}")]
     Unreadable(#[from] std::io::Error),
@@ -65,15 +63,12 @@ impl HaltStats {
     ///
     /// # Errors
     /// [`StatsError`] where KVM has no such file or no such statistic.
-    pub fn open(vcpu: &VcpuFd) -> Result<Self, StatsError> {
-        // SAFETY: KVM_GET_STATS_FD takes no argument and returns a new file
-        // descriptor or -1.
-        let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD, 0) };
-        if fd < 0 {
-            return Err(StatsError::NoFd(errno::Error::last()));
-        }
-        // SAFETY: the descriptor is new and owned by nobody else.
-        let file = unsafe { File::from_raw_fd(fd) };
+    pub fn open(vcpu: &impl AsFd) -> Result<Self, StatsError> {
+        Self::open_of(vcpu.as_fd())
+    }
+
+    fn open_of(vcpu: BorrowedFd<'_>) -> Result<Self, StatsError> {
+        let file = File::from(ioctl::stats_fd(vcpu).map_err(StatsError::NoFd)?);
         let offsets = find_offsets(&file)?;
         let start = offsets.into_iter().min().unwrap_or(0);
         let places = offsets.map(|offset| usize::try_from(offset - start).unwrap_or(usize::MAX));

@@ -4,9 +4,8 @@
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use vmm_sys_util::errno;
-
 use super::{KickTarget, kick_signal};
+use crate::error::Errno;
 
 /// A one-shot `CLOCK_MONOTONIC` timer that sends the kick signal to the thread
 /// that created it (`timer_create(2)`, `SIGEV_THREAD_ID`).
@@ -24,7 +23,7 @@ impl KickTimer {
     /// # Errors
     /// The error of `timer_create`: EAGAIN when the process is out of timers
     /// (`ulimit -i`).
-    pub fn for_this_thread() -> errno::Result<Self> {
+    pub fn for_this_thread() -> Result<Self, Errno> {
         let mut id = MaybeUninit::<libc::timer_t>::uninit();
         // SAFETY: an all-zero sigevent is valid: integers and a null union.
         let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -36,7 +35,7 @@ impl KickTimer {
         let ret =
             unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, id.as_mut_ptr()) };
         if ret != 0 {
-            return errno::errno_result();
+            return Err(Errno::last());
         }
         // SAFETY: timer_create returned 0, so it wrote the id.
         let id = unsafe { id.assume_init() };

@@ -1,8 +1,8 @@
-//! From linear to guest-physical addresses, by the registers of a vCPU and guest-view's
-//! walk through the page tables.
+//! From linear to guest-physical addresses, by the registers of a vCPU and
+//! guest-exit's walk through the page tables.
 
-use guest_view::GuestMemory;
-pub(super) use guest_view::{Mapped, Paging};
+use guest_exit::GuestMemory;
+pub(super) use guest_exit::{Mapped, Paging};
 use kvm_bindings::kvm_sregs;
 
 use crate::memory::GuestBytes;

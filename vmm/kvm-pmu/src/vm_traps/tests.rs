@@ -8,8 +8,8 @@ use std::thread::scope;
 use vm_memory::GuestAddress;
 
 use super::*;
-use crate::protect::TwiceMapped;
 use crate::sys::{SharedMemory, install_kick_handler, unnamed_file};
+use crate::twice_mapped::TwiceMapped;
 
 const HANDLER: u64 = 0x1010;
 const ENDBR64: [u8; LONGEST] = [0xf3, 0x0f, 0x1e, 0xfa];

@@ -4,11 +4,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use kvm_pmu::{
-    KickTarget, KvmPmu, KvmPmuParts, ThreadContext, TrapMode, install_kick_handler,
+    Errno, KickTarget, KvmPmu, KvmPmuParts, ThreadContext, TrapMode, cpuid, install_kick_handler,
     install_kick_handler_of, kick_signal, own_kick_handler,
 };
 use pmu_virt::{ClockBackend, CorePmu};
-use vmm_sys_util::signal::SIGRTMIN;
 
 use super::vmm::{COUNT, END, ENDBR64, MAIN, VALUE, Vcpu, Vmm, enable, read, report, spin_for};
 use super::{can_run, sys};
@@ -50,6 +49,23 @@ fn counters_that_are_forgotten_are_an_error() {
     back.attach(vcpu.thread.counters_mut().unwrap());
     let reports = vcpu.reports(&vmm);
     assert_eq!(reports.last(), Some(&(END, COUNT)), "{reports:x?}");
+}
+
+/// Two vCPUs whose PMUs were mixed up.
+#[test]
+fn a_pmu_serves_its_own_vcpu_alone() {
+    if !can_run("a_pmu_serves_its_own_vcpu_alone") {
+        return;
+    }
+    let vmm = Vmm::with(TrapMode::Auto, ENDBR64, |a| report(a, END));
+    let (mut one, mut other) = (vmm.started(0, MAIN, None), vmm.started(1, MAIN, None));
+    std::mem::swap(&mut one.kvm, &mut other.kvm);
+    assert_eq!(
+        refused(&mut one, &vmm),
+        "vCPU 1: enter: the PMU is that of vCPU 0 (KvmPmu::new)"
+    );
+    std::mem::swap(&mut one.kvm, &mut other.kvm);
+    assert_eq!(one.run(&vmm).unwrap().0, END);
 }
 
 /// The first words of what making a thread's context comes to.
@@ -121,14 +137,14 @@ fn is_alone(test: &str) -> bool {
     false
 }
 
-fn errno(chosen: Result<(), vmm_sys_util::errno::Error>) -> Result<(), i32> {
-    chosen.map_err(|error| error.errno())
+fn errno(chosen: Result<(), Errno>) -> Result<(), i32> {
+    chosen.map_err(|Errno(number)| number)
 }
 
 #[test]
 fn a_handler_of_the_vmms_that_does_not_call_is_an_error() {
     if is_alone("a_handler_of_the_vmms_that_does_not_call_is_an_error") {
-        let signal = SIGRTMIN();
+        let signal = libc::SIGRTMIN();
         own_kick_handler(signal).unwrap();
         sys::handle(signal, sys::deaf);
         sys::handle(libc::SIGIO, sys::passes_on);
@@ -139,7 +155,7 @@ fn a_handler_of_the_vmms_that_does_not_call_is_an_error() {
 #[test]
 fn a_signal_is_chosen_once() {
     if is_alone("a_signal_is_chosen_once") {
-        let signal = SIGRTMIN();
+        let signal = libc::SIGRTMIN();
         install_kick_handler().unwrap();
         let busy = Err(libc::EBUSY);
         assert_eq!(errno(install_kick_handler_of(signal + 1)), busy);
@@ -158,14 +174,14 @@ fn a_signal_that_cannot_be_is_not_chosen() {
             let told = errno(install_kick_handler_of(signal));
             assert_eq!(told, Err(libc::EINVAL), "{signal}");
         }
-        for signal in [i32::MIN, -SIGRTMIN(), 0, libc::SIGKILL, 1000] {
+        for signal in [i32::MIN, -libc::SIGRTMIN(), 0, libc::SIGKILL, 1000] {
             assert_eq!(
                 errno(own_kick_handler(signal)),
                 Err(libc::EINVAL),
                 "{signal}"
             );
         }
-        let signal = SIGRTMIN() + 1;
+        let signal = libc::SIGRTMIN() + 1;
         assert_eq!(errno(install_kick_handler_of(signal)), Ok(()));
         assert_eq!((kick_signal(), made()), (signal, Ok(())));
     }
@@ -175,8 +191,8 @@ fn a_signal_that_cannot_be_is_not_chosen() {
 #[test]
 fn a_handler_of_the_vmms_without_sigio_is_an_error() {
     if is_alone("a_handler_of_the_vmms_without_sigio_is_an_error") {
-        sys::handle(SIGRTMIN(), sys::passes_on);
-        own_kick_handler(SIGRTMIN()).unwrap();
+        sys::handle(libc::SIGRTMIN(), sys::passes_on);
+        own_kick_handler(libc::SIGRTMIN()).unwrap();
         assert!(is_refused(
             "SIGIO, which the kernel sends in place of signal "
         ));
@@ -211,9 +227,9 @@ fn is_kicked() -> bool {
 fn a_vmm_has_a_signal_of_its_own() {
     let test = "a_vmm_has_a_signal_of_its_own";
     if can_run(test) && is_alone(test) {
-        sys::handle(SIGRTMIN(), sys::deaf);
-        install_kick_handler_of(SIGRTMIN() + 3).unwrap();
-        assert!(is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::deaf));
+        sys::handle(libc::SIGRTMIN(), sys::deaf);
+        install_kick_handler_of(libc::SIGRTMIN() + 3).unwrap();
+        assert!(is_kicked() && sys::is_handled_by(libc::SIGRTMIN(), sys::deaf));
     }
 }
 
@@ -222,10 +238,10 @@ fn a_vmm_has_a_signal_of_its_own() {
 fn a_vmm_has_a_handler_of_its_own() {
     let test = "a_vmm_has_a_handler_of_its_own";
     if can_run(test) && is_alone(test) {
-        sys::handle(SIGRTMIN(), sys::passes_on);
+        sys::handle(libc::SIGRTMIN(), sys::passes_on);
         sys::handle(libc::SIGIO, sys::passes_on);
-        own_kick_handler(SIGRTMIN()).unwrap();
-        assert!(is_kicked() && sys::is_handled_by(SIGRTMIN(), sys::passes_on));
+        own_kick_handler(libc::SIGRTMIN()).unwrap();
+        assert!(is_kicked() && sys::is_handled_by(libc::SIGRTMIN(), sys::passes_on));
     }
 }
 
@@ -265,13 +281,13 @@ fn what_the_decoder_lacks_is_not_announced() {
     let vmm = Vmm::new(TrapMode::Auto);
     let made = |ecx: u32| {
         let vcpu = vmm.vcpu(u32::from(ecx != 0), None);
-        let mut leaves = vcpu.kvm.fd().get_cpuid2(80).unwrap();
-        for leaf in leaves.as_mut_slice() {
+        let mut leaves = cpuid::to_kvm(&vcpu.kvm.get_cpuid().unwrap());
+        for leaf in &mut leaves {
             if leaf.function == 0x8000_0001 {
                 leaf.ecx = leaf.ecx & !(XOP | 1 << 21) | ecx;
             }
         }
-        vcpu.kvm.fd().set_cpuid2(&leaves).unwrap();
+        vcpu.kvm.set_cpuid(&cpuid::from_kvm(&leaves)).unwrap();
         let parts = KvmPmuParts::new(vmm.pmu(0), vcpu.pmu.tsc_khz());
         KvmPmu::new(&vcpu.kvm, parts)
             .map(drop)

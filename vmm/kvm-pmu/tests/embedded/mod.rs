@@ -2,18 +2,19 @@
 //! and go, resets, a `KVM_RUN` that fails, and guests of 32 bits.
 
 mod bits32;
+mod descriptors;
 mod forgotten;
 #[allow(unsafe_code, reason = "a memory slot, and signals")]
 mod sys;
 mod threads;
 mod vmm;
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvm_pmu::{Armed, Exited, SharedMemory, ThreadContext, TrapMode, VmExit};
-use vmm_sys_util::errno;
+use kvm_pmu::{Armed, Errno, Exited, SharedMemory, ThreadContext, TrapMode, VmExit};
 
 use vmm::{
     COUNT, COUNTER, CYCLES, DEVICE, END, ENDBR64, GLOBAL, GP_TAKEN, HANDLER, IDT, MAIN, MMIO,
@@ -251,14 +252,16 @@ fn a_failed_run_is_no_kick() {
         return;
     }
     let (vmm, mut vcpu) = saved((TrapMode::Auto, PUSH), enable);
+    // As a VMM does that enters the guest by its own means.
+    let fd = vcpu.kvm.as_fd().try_clone_to_owned().unwrap();
     let mut outcome = |failed: Option<i32>| {
-        let mut entered = vcpu.enter(&vmm).unwrap();
-        entered.fd_mut().set_kvm_immediate_exit(1);
-        let really = entered.fd_mut().run().map(|_| ());
-        let ran = failed.map_or(really, |errno| Err(errno::Error::new(errno)));
-        let exited = entered.after_exit(&ran);
+        vcpu.kvm.set_immediate_exit(true);
+        let entered = vcpu.enter(&vmm).unwrap();
+        let really = sys::kvm_run(&fd);
+        let ran = failed.map_or(really, |errno| Err(Errno(errno)));
+        let exited = entered.after_exit(ran);
         vcpu.kvm.set_immediate_exit(false);
-        (ran.map_err(|error| error.errno()), exited)
+        (ran.map_err(|Errno(number)| number), exited)
     };
     let kicked = Exited::Pmu(VmExit::Interrupted);
     let (ran, exited) = outcome(None);

@@ -1,10 +1,11 @@
 //! What is not safe: a memory slot, a process in which a VM is dead, and signals.
 
 use std::io::ErrorKind;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use kvm_pmu::{SharedMemory, TwiceMapped};
+use kvm_pmu::{Errno, SharedMemory, TwiceMapped};
 use vm_memory::{GuestAddress, GuestMemoryBackend as _};
 
 /// Gives `vm` the first `size` bytes of `memory`, which has to outlive it.
@@ -31,6 +32,16 @@ fn set_slot(vm: &VmFd, at: u64, size: usize) {
     };
     // SAFETY: the mapping has `size` bytes, and the caller drops it after the VM.
     unsafe { vm.set_user_memory_region(slot) }.unwrap();
+}
+
+/// `KVM_RUN` of a vCPU, by whatever a VMM has for it.
+pub(crate) fn kvm_run(vcpu: &OwnedFd) -> Result<(), Errno> {
+    const KVM_RUN: libc::c_ulong = 0xae80;
+    // SAFETY: it has no argument, and touches guest memory and the vCPU's mapping alone.
+    match unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_RUN, 0) } {
+        0 => Ok(()),
+        _ => Err(Errno::last()),
+    }
 }
 
 /// Whether `holds`, asked in a child process: there each ioctl of a VM that this process has
@@ -80,7 +91,15 @@ pub(crate) extern "C" fn passes_on(
 
 /// Has `handler` handle `signal`.
 pub(crate) fn handle(signal: i32, handler: Handler) {
-    vmm_sys_util::signal::register_signal_handler(signal, handler).unwrap();
+    // SAFETY: all zeros are a valid sigaction; the kernel calls the handler as SA_SIGINFO says,
+    // with the three arguments that a `Handler` has.
+    let installed = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as libc::sighandler_t;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+    };
+    assert_eq!(installed, 0);
 }
 
 /// Has the kernel do `what` ([`libc::SIG_DFL`], [`libc::SIG_IGN`]) with `signal`.
@@ -103,5 +122,12 @@ pub(crate) fn is_handled_by(signal: i32, handler: Handler) -> bool {
 
 /// Has this thread take `signal` no more.
 pub(crate) fn block(signal: i32) {
-    vmm_sys_util::signal::block_signal(signal).unwrap();
+    // SAFETY: the set is initialised before it is used, and changes what this thread blocks alone.
+    let blocked = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
+    };
+    assert_eq!(blocked, 0);
 }

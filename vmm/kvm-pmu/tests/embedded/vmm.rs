@@ -6,14 +6,16 @@ use std::sync::Arc;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx, r10, r11, rax, rdx};
 use kvm_bindings::{
-    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE,
+    KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE,
     kvm_enable_cap, kvm_mp_state, kvm_regs, kvm_sregs,
 };
-use kvm_ioctls::{Kvm, MsrFilterDefaultAction, VmFd};
+use kvm_ioctls::{Kvm, VmFd};
+use kvm_pmu::cpuid::{self, Leaves};
 use kvm_pmu::{
-    Answer, Armed, Entered, Exited, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, Lent, MsrFilter,
-    SharedMemory, ThreadContext, TrapEvent, TrapMode, TrapObserver, TrapPlan, TwiceMapped, VcpuId,
-    VmExit, VmTraps, cpuid, install_kick_handler, msr_ranges, switch_off_vpmu,
+    Answer, Armed, Entered, Exited, KvmPmu, KvmPmuError, KvmPmuParts, KvmVcpu, KvmVm, Lent,
+    MsrFilter, SharedMemory, ThreadContext, TrapEvent, TrapMode, TrapObserver, TrapPlan,
+    TwiceMapped, VcpuId, VmExit, VmTraps, install_kick_handler, msr_ranges, switch_off_vpmu,
+    vcpu_fd, vm_fd,
 };
 use pmu_virt::{ClockBackend, CorePmu, Grant, OwnerId, PmuModel, PmuState, VcpuPmu};
 use vm_memory::{Bytes, GuestAddress};
@@ -57,9 +59,10 @@ pub(crate) const PUSH: &[u8] = &[0x50];
 pub(crate) struct Vmm {
     // The VM goes before its memory.
     pub(crate) vm: VmFd,
+    kvm: KvmVm,
     pub(crate) traps: Arc<VmTraps>,
     pub(crate) memory: TwiceMapped,
-    cpuid: CpuId,
+    cpuid: Leaves,
     model: PmuModel,
 }
 
@@ -119,16 +122,14 @@ impl Vmm {
         let vm = kvm.create_vm().unwrap();
         let memory = TwiceMapped::new(&[(GuestAddress(0), MEMORY_SIZE)]).unwrap();
         super::sys::set_memory(&vm, &memory, MEMORY_SIZE);
-        switch_off_vpmu(&vm).unwrap();
+        let kvm_vm = KvmVm::new(vm_fd(&vm)).unwrap();
+        switch_off_vpmu(&kvm_vm).unwrap();
         make(&vm);
         let model = PmuModel::parse("intel-v2").unwrap();
-        let allow = MsrFilterDefaultAction::ALLOW;
-        let filter = MsrFilter::beside(&msr_ranges(Some(&model)), allow, &[]).unwrap();
-        vm.enable_cap(&filter.exits()).unwrap();
-        vm.set_msr_filter(filter.default_action(), &filter.ranges())
-            .unwrap();
+        let filter = MsrFilter::new(&msr_ranges(Some(&model))).unwrap();
+        filter.install(&kvm_vm).unwrap();
         let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-        let (leaves, _) = cpuid::merge(supported.as_slice(), None, &[]);
+        let (leaves, _) = cpuid::merge(cpuid::from_kvm(supported.as_slice()), None, &[]);
         let plan = TrapPlan {
             mode,
             obstacle: None,
@@ -136,8 +137,9 @@ impl Vmm {
         Self {
             traps: VmTraps::new(plan, Some(Arc::new(memory.clone()))),
             vm,
+            kvm: kvm_vm,
             memory,
-            cpuid: CpuId::from_entries(&leaves).unwrap(),
+            cpuid: leaves,
             model,
         }
     }
@@ -210,8 +212,8 @@ impl Vmm {
     pub(crate) fn vcpu(&self, id: u32, state: Option<&PmuState>) -> Vcpu {
         install_kick_handler().unwrap();
         let fd = self.vm.create_vcpu(id.into()).unwrap();
-        let kvm = KvmVcpu::new(fd, &self.vm, VcpuId(id)).unwrap();
-        kvm.fd().set_cpuid2(&self.cpuid).unwrap();
+        let kvm = KvmVcpu::new(vcpu_fd(&fd), &self.kvm, VcpuId(id)).unwrap();
+        kvm.set_cpuid(&self.cpuid).unwrap();
         let tsc_khz = kvm.get_tsc_khz().unwrap();
         let mut logical = self.pmu(id);
         let mut counters = Box::new(CorePmu::new(Box::new(ClockBackend::new())));
@@ -264,7 +266,6 @@ impl Vcpu {
     /// Before a `KVM_RUN`.
     pub(crate) fn enter<'a>(&'a mut self, vmm: &'a Vmm) -> Result<Entered<'a>, KvmPmuError> {
         let lent = Lent {
-            vm: &vmm.vm,
             memory: vmm.memory.for_vmm(),
             thread: &mut self.thread,
             observer: &mut self.seen,
@@ -275,10 +276,8 @@ impl Vcpu {
     /// The loop, to the next report.
     pub(crate) fn run(&mut self, vmm: &Vmm) -> Result<(u8, u32), KvmPmuError> {
         loop {
-            let mut entered = self.enter(vmm)?;
-            let ran = entered.fd_mut().run().map(|_| ());
-            let exited = entered.after_exit(&ran)?;
-            self.kicks += u32::from(ran.is_err());
+            let exited = self.enter(vmm)?.run()?;
+            self.kicks += u32::from(exited == Exited::Pmu(VmExit::Interrupted));
             match exited {
                 Exited::Pmu(_) => {}
                 Exited::Vmm(VmExit::IoOut { port, .. }) => {

@@ -1,8 +1,10 @@
-//! Where things lie in a micro-guest's memory: 4 MiB from address 0, identity
-//! mapped and open to both rings, and the local APIC's page.
+//! Where things lie in a tiny guest's memory: 4 MiB from address 0, identity
+//! mapped and open to both rings, and the local APIC's page. The probes' guests have it, and
+//! Umpire's micro-guests.
 
 use kvm_bindings::{kvm_dtable, kvm_segment, kvm_sregs};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::memory::GuestBytes;
 
 /// Size of the memory in bytes.
 pub const MEMORY_SIZE: usize = 4 << 20;
@@ -38,12 +40,14 @@ const SMALL_STACKS: u64 = SCRATCH + 0x1_0000;
 const SMALL_STACK: u64 = 0x1000;
 
 /// Where the kernel's stack of a vCPU begins, downwards.
-pub(super) fn kernel_stack(vcpu: u32) -> u64 {
+#[must_use]
+pub fn kernel_stack(vcpu: u32) -> u64 {
     stack(vcpu, KERNEL_STACK, 1)
 }
 
 /// Where the user's stack of a vCPU begins, downwards.
-pub(super) fn user_stack(vcpu: u32) -> u64 {
+#[must_use]
+pub fn user_stack(vcpu: u32) -> u64 {
     stack(vcpu, USER_STACK, 2)
 }
 
@@ -54,8 +58,10 @@ fn stack(vcpu: u32, first: u64, place: u64) -> u64 {
     }
 }
 
-pub(super) const STUBS: u64 = 0x1_0000;
-pub(super) const STUB_SIZE: u64 = 16;
+/// Code for each vector that nobody handles.
+pub const STUBS: u64 = 0x1_0000;
+/// Bytes from one to the next.
+pub const STUB_SIZE: u64 = 16;
 
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
@@ -83,11 +89,10 @@ const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
 
 /// Writes page tables, GDT and TSSes; the IDT is [`write_gate`]'s.
-pub(super) fn write_tables(memory: &GuestMemoryMmap, vcpus: u8) {
+pub fn write_tables(memory: &dyn GuestBytes, vcpus: u8) {
     let put = |address: u64, value: u64| {
-        memory
-            .write_obj(value, GuestAddress(address))
-            .expect("the tables lie inside the micro-guest's memory");
+        let written = memory.write(address, &value.to_le_bytes());
+        assert!(written, "the tables lie inside the guest's memory");
     };
     put(PML4, PDPT | PRESENT_WRITE_USER);
     put(PDPT, PD_LOW | PRESENT_WRITE_USER);
@@ -114,15 +119,14 @@ pub(super) fn write_tables(memory: &GuestMemoryMmap, vcpus: u8) {
         // RSP0 is the second doubleword of a 64-bit TSS (SDM vol. 3A, figure 9-11).
         let tss = TSS + u64::from(vcpu) * TSS_STRIDE;
         let bytes = kernel_stack(vcpu.into()).to_le_bytes();
-        memory
-            .write_slice(&bytes, GuestAddress(tss + 4))
-            .expect("the TSS lies inside the micro-guest's memory");
+        let written = memory.write(tss + 4, &bytes);
+        assert!(written, "the TSS lies inside the guest's memory");
     }
 }
 
 /// Points vector `vector` to `handler` through an interrupt gate that CPL 3
 /// may call with INT n.
-pub(super) fn write_gate(memory: &GuestMemoryMmap, vector: u8, handler: u64) {
+pub fn write_gate(memory: &dyn GuestBytes, vector: u8, handler: u64) {
     const INTERRUPT_GATE_DPL3: u64 = 0xee00;
     let low = (handler & 0xffff)
         | u64::from(KERNEL_CS) << 16
@@ -130,14 +134,14 @@ pub(super) fn write_gate(memory: &GuestMemoryMmap, vector: u8, handler: u64) {
         | (handler >> 16 & 0xffff) << 48;
     let at = IDT + 16 * u64::from(vector);
     for (offset, word) in [(0, low), (8, handler >> 32)] {
-        memory
-            .write_obj(word, GuestAddress(at + offset))
-            .expect("the IDT lies inside the micro-guest's memory");
+        let written = memory.write(at + offset, &word.to_le_bytes());
+        assert!(written, "the IDT lies inside the guest's memory");
     }
 }
 
 /// Special registers of a vCPU that starts in 64-bit mode at CPL `cpl`.
-pub(super) fn special_registers(reset: &kvm_sregs, vcpu: u32, cpl: u8) -> kvm_sregs {
+#[must_use]
+pub fn special_registers(reset: &kvm_sregs, vcpu: u32, cpl: u8) -> kvm_sregs {
     let mut sregs = *reset;
     sregs.cr0 = CR0_PE | CR0_MP | CR0_NE | CR0_PG;
     sregs.cr3 = PML4;

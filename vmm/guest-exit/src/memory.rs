@@ -1,4 +1,4 @@
-//! Guest memory as this crate needs it: bytes at guest-physical addresses.
+//! Guest memory to be read: bytes at guest-physical addresses.
 
 use std::fmt;
 

@@ -1,21 +1,14 @@
-//! The probe guests.
+//! The probe guests, in bytes: what assembles is no part of this crate.
 
 use std::time::Instant;
 
-use iced_x86::IcedError;
-use iced_x86::code_asm::{
-    CodeAssembler, al, dr0, dr7, dword_ptr, dx, eax, ecx, edx, qword_ptr, rax, rsp,
-};
+use guest_exit::VmExit;
 use kvm_bindings::{KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP};
-use vm_memory::{Bytes, GuestAddress};
 
-use super::runner::Probe;
-use super::{GuestStep, HandlerOut, ProtectedStore, RdpmcBehaviour};
-use crate::kvm::{Host, SMM_ENTRY, VmExit, VmOptions};
-use crate::micro::{
-    KERNEL_CODE, MicroError, MicroGuest, SCRATCH, Start, USER_CODE, USER_CS, USER_SS, USER_STACK,
-    assemble, assemble_for,
-};
+use super::runner::{Code, Probe, SMM_ENTRY};
+use super::{GuestStep, HandlerOut, Host, ProbeError, ProtectedStore, RdpmcBehaviour};
+use crate::layout::{KERNEL_CODE, SCRATCH, USER_CODE, USER_CS, USER_SS, USER_STACK};
+use crate::memory::GuestBytes;
 
 /// Ports on which probes report.
 const DONE: u16 = 0xe1;
@@ -24,62 +17,69 @@ const FAULTED: u16 = 0xe2;
 const HANDLER: u64 = KERNEL_CODE + 0x1000;
 const DB_VECTOR: u8 = 1;
 const GP_VECTOR: u8 = 13;
-const IOPL_3: u64 = 0x3000;
 const DR7_GD: u64 = 1 << 13;
 const DR6_BD: u64 = 1 << 13;
 const DR6_BS: u64 = 1 << 14;
-const RFLAGS_FIXED: i32 = 2;
-const RFLAGS_TF: i32 = 1 << 8;
+const RFLAGS_FIXED: u32 = 2;
+const RFLAGS_TF: u32 = 1 << 8;
 const RFLAGS_RF: u64 = 1 << 16;
 const DR7_SLOT0: u64 = 2 | 1 << 10;
 
-type Written = Result<(), IcedError>;
-
-fn guest(
-    cpl: u8,
-    write: impl FnOnce(&mut CodeAssembler) -> Written,
-) -> Result<MicroGuest, MicroError> {
-    let base = code_address(cpl);
-    let mut start = Start::at(base, cpl);
-    // So that CPL 3 may use its report ports.
-    start.rflags = IOPL_3;
-    Ok(MicroGuest::new()
-        .code(base, assemble(base, write)?)
-        .start(start))
+/// Code at CPL `cpl`.
+fn guest(cpl: u8, code: &[&[u8]]) -> Code {
+    Code::new(cpl).at(code_address(cpl), code)
 }
 
 fn code_address(cpl: u8) -> u64 {
     if cpl == 3 { USER_CODE } else { KERNEL_CODE }
 }
 
-fn report(a: &mut CodeAssembler, port: u16) -> Written {
-    a.mov(dx, u32::from(port))?;
-    a.out(dx, eax)
+/// MOV EDX, `port`; OUT DX, EAX.
+const fn report(port: u16) -> [u8; 6] {
+    let [low, high] = port.to_le_bytes();
+    [0xba, low, high, 0, 0, 0xef]
 }
+
+/// An instruction of one byte, or more, and an operand of 32 bits.
+fn with_operand(instruction: &[u8], operand: u32) -> Vec<u8> {
+    [instruction, &operand.to_le_bytes()].concat()
+}
+
+/// An address of the guest's memory, which lies below 4 GiB.
+fn low(address: u64) -> u32 {
+    u32::try_from(address).unwrap_or(0)
+}
+
+const MOV_EAX: &[u8] = &[0xb8];
+const MOV_ECX: &[u8] = &[0xb9];
+const MOV_EDX: &[u8] = &[0xba];
+const PUSH: &[u8] = &[0x68];
+const XOR_ECX_ECX: &[u8] = &[0x31, 0xc9];
+const RDPMC: &[u8] = &[0x0f, 0x33];
+const MOV_DR0_RAX: &[u8] = &[0x0f, 0x23, 0xc0];
+const NOP: &[u8] = &[0x90];
 
 fn is_report(exit: &VmExit, wanted: u16) -> bool {
     matches!(exit, VmExit::IoOut { port, .. } if *port == wanted)
 }
 
 /// Picoseconds an instruction of a tight loop at `cpl`.
-pub(super) fn loop_time(host: &Host, cpl: u8) -> Result<u64, MicroError> {
+pub(super) fn loop_time(host: &Host<'_>, cpl: u8) -> Result<u64, ProbeError> {
     // Long enough to outweigh the exit at either end on a native KVM, short
     // enough for an emulator: about 5 ms there.
     const ITERATIONS: u32 = 4000;
     // The best of a few: the first is slow on a machine that translates code,
     // and any may be interrupted.
     const ROUNDS: usize = 3;
-    let guest = guest(cpl, |a| {
-        let mut round = a.create_label();
-        a.set_label(&mut round)?;
-        report(a, DONE)?;
-        a.mov(ecx, ITERATIONS)?;
-        let mut again = a.create_label();
-        a.set_label(&mut again)?;
-        a.dec(ecx)?;
-        a.jne(again)?;
-        a.jmp(round)
-    })?;
+    let guest = guest(
+        cpl,
+        &[
+            &report(DONE),
+            &with_operand(MOV_ECX, ITERATIONS),
+            // DEC ECX; JNE there; JMP to the beginning.
+            &[0xff, 0xc9, 0x75, 0xfc, 0xeb, 0xef],
+        ],
+    );
     let mut probe = Probe::new(host, &guest)?;
     probe.run()?;
     let mut best = u64::MAX;
@@ -93,17 +93,19 @@ pub(super) fn loop_time(host: &Host, cpl: u8) -> Result<u64, MicroError> {
 }
 
 /// What RDPMC does at CPL 0.
-pub(super) fn rdpmc(host: &Host) -> Result<RdpmcBehaviour, MicroError> {
+pub(super) fn rdpmc(host: &Host<'_>) -> Result<RdpmcBehaviour, ProbeError> {
     const MARK: u32 = 0x5a5a_5a5a;
-    let guest = guest(0, |a| {
-        a.mov(eax, MARK)?;
-        a.mov(edx, MARK)?;
-        a.xor(ecx, ecx)?;
-        a.rdpmc()?;
-        report(a, DONE)
-    })?;
-    let handler = assemble(HANDLER, |a| report(a, FAULTED))?;
-    let guest = guest.code(HANDLER, handler).handler(GP_VECTOR, HANDLER);
+    let guest = guest(
+        0,
+        &[
+            &with_operand(MOV_EAX, MARK),
+            &with_operand(MOV_EDX, MARK),
+            XOR_ECX_ECX,
+            RDPMC,
+            &report(DONE),
+        ],
+    );
+    let guest = guest.handler(GP_VECTOR, HANDLER, &[&report(FAULTED)]);
     let mut probe = Probe::new(host, &guest)?;
     let exit = probe.run()?;
     Ok(match exit {
@@ -119,18 +121,13 @@ pub(super) fn rdpmc(host: &Host) -> Result<RdpmcBehaviour, MicroError> {
     })
 }
 
-fn three_nops(cpl: u8) -> Result<MicroGuest, MicroError> {
-    guest(cpl, |a| {
-        a.nop()?;
-        a.nop()?;
-        a.nop()?;
-        report(a, DONE)
-    })
+fn three_nops(cpl: u8) -> Code {
+    guest(cpl, &[NOP, NOP, NOP, &report(DONE)])
 }
 
 /// Whether single step stops after each instruction at `cpl`.
-pub(super) fn step(host: &Host, cpl: u8) -> Result<bool, MicroError> {
-    let mut probe = Probe::new(host, &three_nops(cpl)?)?;
+pub(super) fn step(host: &Host<'_>, cpl: u8) -> Result<bool, ProbeError> {
+    let mut probe = Probe::new(host, &three_nops(cpl))?;
     for stop in 1..=2 {
         if !probe.debug(KVM_GUESTDBG_SINGLESTEP, 0, 0) {
             return Ok(false);
@@ -147,13 +144,9 @@ pub(super) fn step(host: &Host, cpl: u8) -> Result<bool, MicroError> {
 }
 
 /// Whether a step over an MFENCE at CPL 0 stops right behind it.
-pub(super) fn step_fence(host: &Host) -> Result<bool, MicroError> {
-    let guest = guest(0, |a| {
-        a.mfence()?;
-        a.nop()?;
-        a.nop()?;
-        report(a, DONE)
-    })?;
+pub(super) fn step_fence(host: &Host<'_>) -> Result<bool, ProbeError> {
+    let mfence = &[0x0f, 0xae, 0xf0];
+    let guest = guest(0, &[mfence, NOP, NOP, &report(DONE)]);
     let mut probe = Probe::new(host, &guest)?;
     let behind = code_address(0) + 3;
     Ok(probe.debug(KVM_GUESTDBG_SINGLESTEP, 0, 0)
@@ -161,9 +154,9 @@ pub(super) fn step_fence(host: &Host) -> Result<bool, MicroError> {
 }
 
 /// Whether an execution breakpoint fires at `cpl`.
-pub(super) fn breakpoint(host: &Host, cpl: u8) -> Result<bool, MicroError> {
+pub(super) fn breakpoint(host: &Host<'_>, cpl: u8) -> Result<bool, ProbeError> {
     let target = code_address(cpl) + 1;
-    let mut probe = Probe::new(host, &three_nops(cpl)?)?;
+    let mut probe = Probe::new(host, &three_nops(cpl))?;
     if !probe.debug(KVM_GUESTDBG_USE_HW_BP, target, DR7_SLOT0) {
         return Ok(false);
     }
@@ -171,9 +164,9 @@ pub(super) fn breakpoint(host: &Host, cpl: u8) -> Result<bool, MicroError> {
 }
 
 /// Whether RF, set through `KVM_SET_REGS`, lets the guest go on from a breakpoint.
-pub(super) fn resume_flag(host: &Host) -> Result<bool, MicroError> {
+pub(super) fn resume_flag(host: &Host<'_>) -> Result<bool, ProbeError> {
     let target = code_address(0) + 1;
-    let mut probe = Probe::new(host, &three_nops(0)?)?;
+    let mut probe = Probe::new(host, &three_nops(0))?;
     if !probe.debug(KVM_GUESTDBG_USE_HW_BP, target, DR7_SLOT0) {
         return Ok(false);
     }
@@ -188,31 +181,25 @@ pub(super) fn resume_flag(host: &Host) -> Result<bool, MicroError> {
 
 /// Where the #DB of the guest's own step of a program at CPL 3 goes, with a
 /// breakpoint of ours elsewhere if `ours`.
-pub(super) fn guest_step(host: &Host, ours: bool) -> Result<GuestStep, MicroError> {
-    let kernel = assemble(KERNEL_CODE, |a| {
-        a.push(i32::from(USER_SS))?;
-        a.push(imm(USER_STACK))?;
-        a.push(RFLAGS_TF | RFLAGS_FIXED)?;
-        a.push(i32::from(USER_CS))?;
-        a.push(imm(USER_CODE))?;
-        a.iretq()
-    })?;
-    let user = assemble(USER_CODE, |a| {
-        a.nop()?;
-        a.nop()?;
-        // Without a step this ends the probe through the #UD vector.
-        a.ud2()
-    })?;
-    let handler = assemble(HANDLER, |a| {
-        a.mov(rax, qword_ptr(rsp))?;
-        report(a, DONE)
-    })?;
-    let guest = MicroGuest::new()
-        .code(KERNEL_CODE, kernel)
-        .code(USER_CODE, user)
-        .code(HANDLER, handler)
-        .handler(DB_VECTOR, HANDLER)
-        .start(Start::at(KERNEL_CODE, 0));
+pub(super) fn guest_step(host: &Host<'_>, ours: bool) -> Result<GuestStep, ProbeError> {
+    let push = |value| with_operand(PUSH, value);
+    let kernel: [&[u8]; 6] = [
+        &push(USER_SS.into()),
+        &push(low(USER_STACK)),
+        &push(RFLAGS_TF | RFLAGS_FIXED),
+        &push(USER_CS.into()),
+        &push(low(USER_CODE)),
+        // IRETQ.
+        &[0x48, 0xcf],
+    ];
+    // Without a step UD2 ends the probe.
+    let user = &[0x0f, 0x0b];
+    // MOV RAX, [RSP].
+    let handler = &[0x48, 0x8b, 0x04, 0x24];
+    let guest = Code::new(0)
+        .at(KERNEL_CODE, &kernel)
+        .at(USER_CODE, &[NOP, NOP, user])
+        .handler(DB_VECTOR, HANDLER, &[handler, &report(DONE)]);
     let mut probe = Probe::new(host, &guest)?;
     if ours && !probe.debug(KVM_GUESTDBG_USE_HW_BP, SCRATCH, DR7_SLOT0) {
         return Ok(GuestStep::Lost);
@@ -229,36 +216,30 @@ pub(super) fn guest_step(host: &Host, ours: bool) -> Result<GuestStep, MicroErro
 
 /// Whether the guest's own breakpoint on execution fires at CPL 0 while one of ours
 /// is elsewhere.
-pub(super) fn guest_breakpoint(host: &Host) -> Result<bool, MicroError> {
-    let guest = guest(0, |a| {
-        let mut target = a.create_label();
-        a.lea(rax, qword_ptr(target))?;
-        a.mov(dr0, rax)?;
-        a.mov(eax, imm(DR7_SLOT0))?;
-        a.mov(dr7, rax)?;
-        a.set_label(&mut target)?;
-        a.nop()?;
-        report(a, FAULTED)
-    })?;
-    let handler = assemble(HANDLER, |a| report(a, DONE))?;
-    let guest = guest.code(HANDLER, handler).handler(DB_VECTOR, HANDLER);
+pub(super) fn guest_breakpoint(host: &Host<'_>) -> Result<bool, ProbeError> {
+    let guest = guest(
+        0,
+        &[
+            // LEA RAX of the NOP, from behind the LEA on.
+            &with_operand(&[0x48, 0x8d, 0x05], 3 + 5 + 3),
+            MOV_DR0_RAX,
+            &with_operand(MOV_EAX, low(DR7_SLOT0)),
+            // MOV DR7, RAX.
+            &[0x0f, 0x23, 0xf8],
+            NOP,
+            &report(FAULTED),
+        ],
+    );
+    let guest = guest.handler(DB_VECTOR, HANDLER, &[&report(DONE)]);
     let mut probe = Probe::new(host, &guest)?;
     Ok(probe.debug(KVM_GUESTDBG_USE_HW_BP, SCRATCH, DR7_SLOT0) && is_report(&probe.run()?, DONE))
 }
 
-/// An address of the micro-guest's memory, which lies below 2 GiB.
-fn imm(address: u64) -> i32 {
-    i32::try_from(address).unwrap_or(0)
-}
-
 /// Whether DR7.GD, passed through `KVM_SET_GUEST_DEBUG`, stops a MOV to DR0.
-pub(super) fn dr_access(host: &Host) -> Result<bool, MicroError> {
-    let guest = guest(0, |a| {
-        a.xor(eax, eax)?;
-        a.mov(al, 1)?;
-        a.mov(dr0, rax)?;
-        report(a, DONE)
-    })?;
+pub(super) fn dr_access(host: &Host<'_>) -> Result<bool, ProbeError> {
+    // XOR EAX, EAX; MOV AL, 1.
+    let one = &[0x31, 0xc0, 0xb0, 0x01];
+    let guest = guest(0, &[one, MOV_DR0_RAX, &report(DONE)]);
     let mut probe = Probe::new(host, &guest)?;
     if !probe.debug(KVM_GUESTDBG_USE_HW_BP, 0, DR7_GD | 1 << 10) {
         return Ok(false);
@@ -268,20 +249,14 @@ pub(super) fn dr_access(host: &Host) -> Result<bool, MicroError> {
 
 /// Where a vCPU stands that stopped at an OUT in the place of its #GP handler's first
 /// instruction, and whether it can go on behind that.
-pub(super) fn handler_out(host: &Host) -> Result<HandlerOut, MicroError> {
+pub(super) fn handler_out(host: &Host<'_>) -> Result<HandlerOut, ProbeError> {
     // ENDBR64 with an OUT for its first byte.
     const PATCHED: [u8; 4] = [0xe6, 0x0f, 0x1e, 0xfa];
     const PORT: u16 = 0x0f;
-    let guest = guest(0, |a| {
-        a.xor(ecx, ecx)?;
-        a.rdpmc()
-    })?;
     let behind = HANDLER + PATCHED.len() as u64;
-    let handler = assemble(behind, |a| report(a, DONE))?;
-    let guest = guest
-        .code(HANDLER, PATCHED.to_vec())
-        .code(behind, handler)
-        .handler(GP_VECTOR, HANDLER);
+    let guest = guest(0, &[XOR_ECX_ECX, RDPMC])
+        .handler(GP_VECTOR, HANDLER, &[&PATCHED])
+        .at(behind, &[&report(DONE)]);
     let mut probe = Probe::new(host, &guest)?;
     if !is_report(&probe.run()?, PORT) {
         return Ok(HandlerOut::Unnoticed);
@@ -303,28 +278,29 @@ pub(super) fn handler_out(host: &Host) -> Result<HandlerOut, MicroError> {
 }
 
 /// How a store at `cpl` to a page that is read-only in KVM's mapping alone comes to us.
-pub(super) fn protected_store(host: &Host, cpl: u8) -> Result<ProtectedStore, MicroError> {
+pub(super) fn protected_store(host: &Host<'_>, cpl: u8) -> Result<ProtectedStore, ProbeError> {
     const VALUE: u32 = 0x1234_5678;
-    let guest = guest(cpl, |a| {
-        a.mov(eax, dword_ptr(SCRATCH))?;
-        a.mov(eax, VALUE)?;
-        a.mov(dword_ptr(SCRATCH), eax)?;
-        report(a, DONE)
-    })?;
+    let guest = guest(
+        cpl,
+        &[
+            // MOV EAX, [SCRATCH], and back.
+            &with_operand(&[0x8b, 0x04, 0x25], low(SCRATCH)),
+            &with_operand(MOV_EAX, VALUE),
+            &with_operand(&[0x89, 0x04, 0x25], low(SCRATCH)),
+            &report(DONE),
+        ],
+    );
     let mut probe = Probe::new(host, &guest)?;
-    if probe.vm().protect(SCRATCH, false).is_err() {
+    if probe.memory().set_writable(SCRATCH, false).is_err() {
         return Ok(ProtectedStore::Unnoticed);
     }
     let exit = probe.run()?;
-    if probe.vm().protect(SCRATCH, true).is_err() {
+    if probe.memory().set_writable(SCRATCH, true).is_err() {
         return Ok(ProtectedStore::Unnoticed);
     }
     let went_on = is_report(&probe.run()?, DONE);
-    let stored: u32 = probe
-        .vm()
-        .memory()
-        .read_obj(GuestAddress(SCRATCH))
-        .unwrap_or(0);
+    let memory: &dyn GuestBytes = probe.memory();
+    let stored = memory.array(SCRATCH).map_or(0, u32::from_le_bytes);
     Ok(match exit {
         // The store is left to us.
         VmExit::MmioWrite {
@@ -341,23 +317,15 @@ pub(super) fn protected_store(host: &Host, cpl: u8) -> Result<ProtectedStore, Mi
 }
 
 /// Whether an SMI leads to its handler, and KVM marks an exit from there.
-pub(super) fn smm(host: &Host) -> Result<bool, MicroError> {
-    if !host.features().smm {
+pub(super) fn smm(host: &Host<'_>) -> Result<bool, ProbeError> {
+    if !host.has_smm() {
         return Ok(false);
     }
-    let handler = assemble_for(16, SMM_ENTRY, |a| {
-        report(a, FAULTED)?;
-        a.rsm()
-    })?;
-    let guest = guest(0, |a| {
-        report(a, DONE)?;
-        report(a, DONE)
-    })?;
-    let options = VmOptions {
-        smm: true,
-        ..VmOptions::default()
-    };
-    let mut probe = Probe::with_options(host, &guest.smm(handler), &options)?;
+    // In 16-bit code: MOV DX, FAULTED; OUT DX, EAX; RSM.
+    let [low, high] = FAULTED.to_le_bytes();
+    let handler = &[0xba, low, high, 0x66, 0xef, 0x0f, 0xaa];
+    let guest = guest(0, &[&report(DONE), &report(DONE)]).at(SMM_ENTRY, &[handler]);
+    let mut probe = Probe::new(host, &guest)?;
     let before = is_report(&probe.run()?, DONE) && !probe.in_smm();
     // Without an in-kernel local APIC KVM takes no SMI.
     if !before || probe.vcpu().smi().is_err() {
