@@ -70,6 +70,9 @@ const MOST_REASONS: usize = 8;
 /// How RDPMC is trapped in one VM: shared by the PMUs of all its vCPUs.
 #[derive(Debug)]
 pub struct VmTraps {
+    /// The process whose VM it is. A child of it has the same memory, where it shares that, but
+    /// none of the vCPUs: its ioctls fail, and none of them ever leaves its `KVM_RUN` there.
+    process: u32,
     mode: TrapMode,
     memory: Option<Arc<dyn ProtectPages>>,
     /// Changes so far, times two, and 1 while one is being made.
@@ -113,6 +116,7 @@ impl VmTraps {
     pub fn new(plan: TrapPlan, memory: Option<Arc<dyn ProtectPages>>) -> Arc<Self> {
         let missing = memory.is_none().then_some(PatchRefusal::NoProtection);
         Arc::new(Self {
+            process: std::process::id(),
             mode: plan.mode,
             memory,
             changes: AtomicU64::new(0),
@@ -135,8 +139,12 @@ impl VmTraps {
     }
 
     /// Takes every patch back. The next look at a handler patches it again, so this
-    /// is for a guest that does not run: before its memory is saved.
+    /// is for a guest that does not run: before its memory is saved. A child of the process
+    /// whose VM it is changes nothing: the guest runs on there.
     pub fn restore(&self) {
+        if self.is_of_a_parent() {
+            return;
+        }
         let mut state = self.lock();
         // That it is patched again is not the guest's doing.
         state.patched = (None, 0);
@@ -150,6 +158,11 @@ impl VmTraps {
         let read = memory.read(address, buffer);
         state.patches.hide(address, buffer);
         read
+    }
+
+    /// Whether this process is a fork of the one whose VM it is.
+    fn is_of_a_parent(&self) -> bool {
+        std::process::id() != self.process
     }
 
     /// Whether the handler at guest-physical address `at` is patched.
@@ -528,6 +541,10 @@ impl VcpuTraps {
 
 impl Drop for VcpuTraps {
     fn drop(&mut self) {
+        // Nor is the lock to be had, if another thread had it at the fork.
+        if self.vm.is_of_a_parent() {
+            return;
+        }
         self.leave();
         self.unwatch();
         let mut state = self.vm.lock();

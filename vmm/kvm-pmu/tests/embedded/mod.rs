@@ -4,6 +4,8 @@
 mod bits32;
 mod descriptors;
 mod forgotten;
+mod machines;
+mod seccomp;
 #[allow(unsafe_code, reason = "a memory slot, and signals")]
 mod sys;
 mod threads;

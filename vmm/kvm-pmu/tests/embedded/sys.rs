@@ -1,7 +1,9 @@
-//! What is not safe: a memory slot, a process in which a VM is dead, and signals.
+//! What is not safe: a memory slot, a process in which a VM is dead, signals, and a look at what
+//! a thread asks of the kernel.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -45,12 +47,14 @@ pub(crate) fn kvm_run(vcpu: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Whether `holds`, asked in a child process: there each ioctl of a VM that this process has
-/// made fails with EIO.
+/// made fails with EIO. One that hangs is ended, and does not hold.
 pub(crate) fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child runs on this thread alone, and leaves without running what the
     // parent has registered for its end.
     match unsafe { libc::fork() } {
         0 => {
+            // SAFETY: the default action of the signal ends the child.
+            unsafe { libc::alarm(20) };
             let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(holds));
             let status = i32::from(!held.unwrap_or(false));
             // SAFETY: ends the process, which is the child.
@@ -130,4 +134,132 @@ pub(crate) fn block(signal: i32) {
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
     };
     assert_eq!(blocked, 0);
+}
+
+/// What a thread asked of the kernel: a system call, or a request of ioctl's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Call {
+    System(i64),
+    Ioctl(u32),
+}
+
+const KVM_RUN: u32 = 0xae80;
+
+/// Has each call of this thread from now on, `KVM_RUN` apart, wait until it was read from the
+/// descriptor that is returned (seccomp(2), "SECCOMP_RET_USER_NOTIF").
+fn announce_calls() -> std::io::Result<OwnedFd> {
+    let word = |code: u32, k: u32, (jt, jf): (u8, u8)| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt,
+        jf,
+        k,
+    };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let ends = libc::BPF_RET | libc::BPF_K;
+    let ioctl = u32::try_from(libc::SYS_ioctl).unwrap();
+    let mut filter = [
+        // The call's number, and its second argument.
+        word(load, 0, (0, 0)),
+        word(equals, ioctl, (0, 3)),
+        word(load, 24, (0, 0)),
+        word(equals, KVM_RUN, (0, 1)),
+        word(ends, libc::SECCOMP_RET_ALLOW, (0, 0)),
+        word(ends, libc::SECCOMP_RET_USER_NOTIF, (0, 0)),
+    ];
+    let program = libc::sock_fprog {
+        len: 6,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: numbers alone.
+    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    let (mode, flags) = (
+        libc::SECCOMP_SET_MODE_FILTER,
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+    );
+    // SAFETY: the program has six instructions, which the kernel copies.
+    let fd = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it, for this caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).unwrap()) })
+}
+
+/// Reads what a thread asks for next, and lets it go on; waits for that a moment. Allocates
+/// nothing: that thread may have the allocator's lock.
+fn read_call(calls: &OwnedFd, seen: &mut Vec<Call>) {
+    let mut ready = libc::pollfd {
+        fd: calls.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry, of this frame.
+    unsafe { libc::poll(&raw mut ready, 1, 5) };
+    if ready.revents & libc::POLLIN == 0 {
+        return;
+    }
+    // SAFETY: plain numbers; the kernel wants zeros.
+    let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    let receive = libc::SECCOMP_IOCTL_NOTIF_RECV;
+    // SAFETY: the structure is the one that the request is for. It fails where a signal has come
+    // in between: the thread then asks again.
+    if unsafe { libc::ioctl(calls.as_raw_fd(), receive, &raw mut asked) } != 0 {
+        return;
+    }
+    let call = match i64::from(asked.data.nr) {
+        libc::SYS_ioctl => Call::Ioctl(u32::try_from(asked.data.args[1] & 0xffff_ffff).unwrap()),
+        number => Call::System(number),
+    };
+    if !seen.contains(&call) {
+        assert!(seen.len() < seen.capacity());
+        seen.push(call);
+    }
+    let mut answer = libc::seccomp_notif_resp {
+        id: asked.id,
+        val: 0,
+        error: 0,
+        flags: u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap(),
+    };
+    let send = libc::SECCOMP_IOCTL_NOTIF_SEND;
+    // SAFETY: likewise.
+    unsafe { libc::ioctl(calls.as_raw_fd(), send, &raw mut answer) };
+}
+
+/// All that a thread asks the kernel for which does `work`, to its end. None where the kernel does
+/// not tell.
+pub(crate) fn calls_of<R: Send>(work: impl FnOnce() -> R + Send) -> Option<(R, Vec<Call>)> {
+    let (fd, ended) = (AtomicI32::new(0), AtomicBool::new(false));
+    let mut seen = Vec::with_capacity(200);
+    let done = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let Ok(calls) = announce_calls() else {
+                fd.store(-1, Ordering::Release);
+                return None;
+            };
+            // Nobody reads yet, so this thread makes no call before that.
+            fd.store(calls.into_raw_fd(), Ordering::Release);
+            Some(work())
+        });
+        while fd.load(Ordering::Acquire) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let joiner = scope.spawn(|| {
+            let done = worker.join();
+            ended.store(true, Ordering::Release);
+            done
+        });
+        if let calls @ 1.. = fd.load(Ordering::Acquire) {
+            // SAFETY: the worker has given it away.
+            let calls = unsafe { OwnedFd::from_raw_fd(calls) };
+            // The end of the filter is not awaited: a thread of KVM's, which the first KVM_RUN of
+            // a VM starts, has it as well, until the VM's end.
+            while !ended.load(Ordering::Acquire) {
+                read_call(&calls, &mut seen);
+            }
+        }
+        joiner.join().unwrap().unwrap()
+    });
+    seen.sort();
+    done.map(|done| (done, seen))
 }
