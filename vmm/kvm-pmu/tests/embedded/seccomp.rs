@@ -288,27 +288,37 @@ fn asks_beside_another() -> Vec<Call> {
     })
 }
 
-/// The page's row `thread` against what was asked for.
-fn check(thread: &str, asked: &[Vec<Call>], of_any_vmm: &[&str], elsewhere: &[&str]) {
-    let asked = asked.iter().flatten().copied();
-    let is_unnamed = |call: &Call| matches!(call, Call::System(n) if UNNAMED.contains(n));
-    let named = asked.filter(|call| !is_unnamed(call)).map(name);
-    let asked: BTreeSet<_> = named.collect();
+/// Rounds of all guests: on a busy machine a kick may come late, or a lock be free.
+const ROUNDS: usize = 8;
+
+/// The page's row `thread` against what `round` finds that is asked for.
+fn check(
+    thread: &str,
+    of_any_vmm: &[&str],
+    elsewhere: &[&str],
+    mut round: impl FnMut() -> Vec<Vec<Call>>,
+) {
     let page = row(thread);
-    let lacks = asked.difference(&page).map(String::as_str);
-    let lacks: Vec<_> = lacks
-        .filter(|name| !of_any_vmm.contains(name) && !ANY_THREAD.contains(name))
-        .collect();
-    assert!(
-        lacks.is_empty(),
-        "the page's row of {thread} lacks {lacks:?}"
-    );
-    let unneeded = page.difference(&asked).map(String::as_str);
-    let unneeded: Vec<_> = unneeded.filter(|name| !elsewhere.contains(name)).collect();
-    assert!(
-        unneeded.is_empty(),
-        "nothing of {thread} needs {unneeded:?}"
-    );
+    let mut asked = BTreeSet::new();
+    for _ in 0..ROUNDS {
+        let calls = round().into_iter().flatten();
+        let is_unnamed = |call: &Call| matches!(call, Call::System(n) if UNNAMED.contains(n));
+        asked.extend(calls.filter(|call| !is_unnamed(call)).map(name));
+        let lacks = asked.difference(&page).map(String::as_str);
+        let lacks: Vec<_> = lacks
+            .filter(|name| !of_any_vmm.contains(name) && !ANY_THREAD.contains(name))
+            .collect();
+        assert!(
+            lacks.is_empty(),
+            "the page's row of {thread} lacks {lacks:?}"
+        );
+        let mut unneeded = page.difference(&asked);
+        if unneeded.all(|name| elsewhere.contains(&name.as_str())) {
+            return;
+        }
+    }
+    let unneeded: Vec<_> = page.difference(&asked).collect();
+    panic!("nothing of {thread} needs some of {unneeded:?}, but for {elsewhere:?}");
 }
 
 /// A vCPU's thread asks for what the page's row says, and for no more.
@@ -319,19 +329,21 @@ fn a_vcpus_thread_asks_for_what_the_page_says() {
     }
     install_kick_handler().unwrap();
     let (auto, breakpoint) = (TrapMode::Auto, TrapMode::Breakpoint);
-    let asked = [
-        asks(auto, &reads, to_the_end),
-        asks(auto, &reads, with_pauses),
-        asks(auto, &|a| overflows(a, 0x40), to_the_end),
-        asks(auto, &|a| overflows(a, 0x400), to_the_end),
-        asks(auto, &halts, to_the_end),
-        asks(breakpoint, &reads, to_the_end),
-        asks(breakpoint, &debugs, to_the_end),
-        asks_beside_another(),
-    ];
+    let round = || {
+        vec![
+            asks(auto, &reads, to_the_end),
+            asks(auto, &reads, with_pauses),
+            asks(auto, &|a| overflows(a, 0x40), to_the_end),
+            asks(auto, &|a| overflows(a, 0x400), to_the_end),
+            asks(auto, &halts, to_the_end),
+            asks(breakpoint, &reads, to_the_end),
+            asks(breakpoint, &debugs, to_the_end),
+            asks_beside_another(),
+        ]
+    };
     // The signal's return is of whoever kicks.
     let elsewhere = ELSEWHERE.map(|(name, _)| name);
-    check("vCPUs", &asked, &["rt_sigreturn"], &elsewhere);
+    check("vCPUs", &["rt_sigreturn"], &elsewhere, round);
 }
 
 /// So does the thread that makes the VM, its memory and its vCPUs, and restores handlers.
@@ -397,8 +409,8 @@ fn the_vms_thread_asks_for_what_the_page_says() {
         });
         asked.expect("the kernel tells").1
     };
-    let asked = [make(false), make(true)];
+    let round = || vec![make(false), make(true)];
+    check("that of the VM", &of_any_vmm, &[], round);
     drop(give);
     runner.join().unwrap();
-    check("that of the VM", &asked, &of_any_vmm, &[]);
 }
