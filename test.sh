@@ -118,7 +118,7 @@ install_missing() {
 
 # What some tests need and Umpire does without: libpfm4 for names of events, a terminal of tmux for
 # umpire top, perf to open what umpire writes for it, Valgrind's count of instructions to compare
-# with. Where it cannot be installed, they are skipped.
+# with, Slurm and what it needs for a cluster. Where it cannot be installed, they are skipped.
 install_for_tests() {
     local packages=() root=() package folder found=
     for folder in /usr/lib /usr/lib64 /usr/local/lib /usr/lib/x86_64-linux-gnu; do
@@ -128,6 +128,10 @@ install_for_tests() {
     command -v tmux >/dev/null || packages+=(tmux)
     command -v perf >/dev/null || packages+=(linux-perf)
     command -v valgrind >/dev/null || packages+=(valgrind)
+    # A cluster, with accounts and plugins of its own.
+    [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmdbd ] && [ -e /usr/include/slurm/spank.h ] ||
+        packages+=(slurmctld slurmd slurm-client munge libslurm-dev slurm-wlm-basic-plugins
+            mariadb-server slurmdbd slurm-wlm-mysql-plugin)
     [ ${#packages[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || root=(sudo -n)
     echo "installing ${packages[*]} …"
@@ -179,7 +183,7 @@ count() {
             split("", names)
         }
         /^skipped: all [0-9]+ tests/ { skipped += $3; next }
-        /^skipped: / && /\/dev\/kvm|libpfm|tmux|perf cannot be run|valgrind cannot be started|x86_64-unknown-none/ && !/not possible here/ { missing++ }
+        /^skipped: / && /\/dev\/kvm|libpfm|tmux|perf cannot be run|valgrind cannot be started|Slurm is not installed|x86_64-unknown-none/ && !/not possible here/ { missing++ }
         /^skipped: / && !($2 in names) { told++; names[$2] }
         END { print passed + 0, failed + 0, skipped + 0, missing + 0 }
     ' "$1"
@@ -559,7 +563,7 @@ one() {
 # one suite. What is not here has the machine to itself: it measures time with less room, or needs
 # both processors.
 beside="linux_models $units linux_pcr perfmon_tools linux emu_linux linux_debug linux_view linux_agent
-    linux_record linux_test_vmm arbiterd linux_pebs linux_ibs count msr perf_contract documentation perfmon-in-l1 linux_arbiter l1 cpc
+    linux_record linux_test_vmm slurm arbiterd linux_pebs linux_ibs count msr perf_contract documentation perfmon-in-l1 linux_arbiter l1 cpc
     perfmon kernels hostile emu_hostile kernels-on-emu golden harness events bad_input house docs
     pcr_lines"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of

@@ -31,3 +31,4 @@ mod msr;
 mod pcr_lines;
 mod perf_contract;
 mod perfmon_tools;
+mod slurm;

@@ -20,7 +20,7 @@ const fn room(name: &'static str, folder: &'static str, uses: &'static [&'static
     Room { name, folder, uses }
 }
 
-const HOUSE: [Room; 42] = [
+const HOUSE: [Room; 43] = [
     room("arbiter", "arbiter", &[]),
     room("arbiter-lab", "arbiter/lab", &["arbiter"]),
     room("arbiter-host", "arbiter/host", &["arbiter"]),
@@ -75,6 +75,7 @@ const HOUSE: [Room; 42] = [
     room("umpire-service", "arbiter/service", &[]),
     room("umpire-lease", "arbiter/lease", &["arbiter-host"]),
     room("umpire-lease-c", "arbiter/lease/capi", &["umpire-lease"]),
+    room("umpire-slurm", "arbiter/slurm", &["umpire-lease"]),
     room(
         "umpire-arbiterd",
         "arbiter/daemon",
@@ -151,6 +152,7 @@ const HOUSE: [Room; 42] = [
             "umpire-audit",
             "umpire-lease",
             "umpire-arbiterd",
+            "umpire-slurm",
         ],
     ),
     room(

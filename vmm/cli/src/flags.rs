@@ -11,6 +11,7 @@ mod host;
 mod perf;
 mod perfmon;
 mod run;
+mod slurm;
 mod tools;
 mod unknown;
 
@@ -36,6 +37,7 @@ pub use host::{
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use run::RunFlags;
+pub use slurm::{SlurmCommand, SlurmFlags, SlurmShareFlags};
 pub use tools::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
@@ -94,6 +96,8 @@ pub enum Command {
     Revoke(RevokeFlags),
     /// Let a user have leases again whose event had counted after its lease
     Pardon(PardonFlags),
+    /// Make counters of this node a resource of Slurm: lines of its files, and what differs
+    Slurm(SlurmFlags),
     /// Hold counters of every CPU until Ctrl-C, to see what others make of it
     Hog(Box<HogFlags>),
     /// Show which symbols of the guest the samples of a profile are in
@@ -476,11 +480,13 @@ fn exit_for(error: &clap::Error, command: &clap::Command, words: &[OsString]) ->
             status: ExitStatus::SUCCESS,
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => CliExit {
-            text: if words.first().is_some_and(|word| word == "bench") {
-                "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
+            text: match words.first().and_then(|word| word.to_str()) {
+                Some("bench") => {
+                    "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
                      slowdown, switch, scale, emu in its place"
-            } else {
-                "no command given; try: umpire demo, umpire run --help, umpire doctor"
+                }
+                Some("slurm") => "slurm: do what? try: umpire slurm check, or gres, job-submit",
+                _ => "no command given; try: umpire demo, umpire run --help, umpire doctor",
             }
             .to_owned(),
             status: ExitStatus::BAD_INPUT,

@@ -24,4 +24,5 @@ pub mod lease;
 pub mod logging;
 pub mod packaging;
 pub mod run;
+pub mod slurm;
 pub mod tools;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use umpire::exit::{ExitStatus, UserError, complain};
 use umpire::flags::{Cli, Command, parse};
-use umpire::{arbitrate, bench, count, demo, doctor, events, host, packaging, run, tools};
+use umpire::{arbitrate, bench, count, demo, doctor, events, host, packaging, run, slurm, tools};
 
 fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
@@ -44,6 +44,7 @@ fn execute(cli: Cli) -> Result<u8, UserError> {
         Command::Who(flags) => host::who(&flags),
         Command::Revoke(flags) => host::revoke(&flags),
         Command::Pardon(flags) => host::pardon(&flags),
+        Command::Slurm(flags) => slurm::run(&flags),
         Command::Doctor(output) => doctor::run(output.json),
         Command::Demo(flags) => demo::run(&flags),
         Command::Events(flags) => events::run(&flags),

@@ -3,7 +3,10 @@
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
-use umpire_lease::{CallError, Reason};
+use umpire_lease::{CallError, Lease, Reason};
+
+/// So many of those who are in the way are named.
+const NAMED: usize = 3;
 
 /// A call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,9 +99,29 @@ fn number_of(reason: &Reason) -> i32 {
     }
 }
 
+/// Who is in the way, as far as the caller may know it.
+fn holders(leases: &[Lease]) -> String {
+    let name = |lease: &Lease| match lease.label.as_str() {
+        "" => format!("lease {} of tenant {}", lease.id, lease.tenant),
+        label => format!("'{label}' of tenant {}", lease.tenant),
+    };
+    let named = leases.iter().take(NAMED);
+    let named = named.map(|lease| format!("{} has {}", name(lease), lease.holds));
+    let mut text = named.collect::<Vec<_>>().join(", ");
+    if leases.len() > NAMED {
+        text += &format!(" and {} more", leases.len() - NAMED);
+    }
+    text
+}
+
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
-        let text = error.to_string();
+        let text = match &error {
+            CallError::Refused(refusal) if !refusal.held_by.is_empty() => {
+                format!("{error} ({})", holders(&refusal.held_by))
+            }
+            _ => error.to_string(),
+        };
         let number = match &error {
             CallError::Refused(refusal) => number_of(&refusal.reason),
             CallError::NoArbiter { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),

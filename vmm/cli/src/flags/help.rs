@@ -35,6 +35,7 @@ pub(super) fn attach(command: clap::Command) -> clap::Command {
         .mut_subcommand("who", |who| who.after_help(WHO))
         .mut_subcommand("revoke", |revoke| revoke.after_help(REVOKE))
         .mut_subcommand("pardon", |pardon| pardon.after_help(PARDON))
+        .mut_subcommand("slurm", |slurm| slurm.after_help(SLURM))
         .mut_subcommand("hog", |hog| hog.after_help(HOG))
         .mut_subcommand("report", |report| report.after_help(REPORT))
         .mut_subcommand("annotate", |annotate| annotate.after_help(ANNOTATE))
@@ -339,6 +340,15 @@ arbiter's log and in its audit. For operators.
 
   umpire pardon 1000
 Exit status: 0; 2 if the user is not barred, or the caller is no operator.";
+
+const SLURM: &str = "\
+Jobs ask for counters by srun --counters=3 (docs/guide/slurm.md). On CPUs of their own they need
+nothing else of Slurm; where jobs share CPUs, Slurm counts the GRES pmc and pmcfixed of each node.
+
+  umpire slurm gres --node n1 --keep 1          lines for gres.conf and slurm.conf
+  umpire slurm job-submit > /etc/slurm/job_submit.lua
+  umpire slurm check                            what differs on this node, a line each
+Exit status: 0; 2 if something differs, or there is no arbiter or no Slurm.";
 
 const HOG: &str = "\
   umpire hog 3 --cpus 0-1 --for 10s

@@ -1,0 +1,140 @@
+//! What becomes of a job's lease when something is killed: it ends with the last of the job's
+//! tasks, whatever else there is or is not.
+
+use std::fs;
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::cluster::{Cluster, POLICY, job_of, of_jobs, own, shared, soon, until_leases};
+
+fn kill(pid: i32) {
+    let pid = Pid::from_raw(pid).expect("a process");
+    kill_process(pid, Signal::KILL).expect("it is there");
+}
+
+/// The processes of which this is true of the command line, with zero bytes for spaces.
+fn processes(is_it: impl Fn(&str) -> bool) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").expect("processes").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_it(&line))
+    })
+    .collect()
+}
+
+/// A job whose task sleeps for a time of its own, and that task.
+fn sleeper(cluster: &Cluster, seconds: &str) -> (Child, i32) {
+    let words = ["srun", "-w", "n1", "--counters=3", "sleep", seconds];
+    let job = cluster.user(&words).spawn().expect("it starts");
+    let line = format!("sleep\0{seconds}\0");
+    let mut task = 0;
+    soon(|| {
+        task = processes(|found| found == line)
+            .first()
+            .copied()
+            .ok_or("no task runs")?;
+        Ok(())
+    });
+    (job, task)
+}
+
+#[test]
+fn the_lease_ends_with_the_step() {
+    let Some(cluster) = shared("the_lease_ends_with_the_step") else {
+        return;
+    };
+    let arbiters = cluster.arbiters(POLICY);
+    let (mut job, _) = sleeper(&cluster, "4711");
+    let leases = until_leases(&arbiters[0], 1);
+    cluster.asked(&["scancel", &job_of(&leases[0].label).to_string()]);
+    assert!(!job.wait().expect("it is ours").success());
+    until_leases(&arbiters[0], 0);
+    cluster.be_idle();
+}
+
+#[test]
+fn tasks_that_outlive_their_slurmstepd_keep_the_lease() {
+    let name = "tasks_that_outlive_their_slurmstepd_keep_the_lease";
+    let Some(cluster) = own(name, "linuxproc") else {
+        return;
+    };
+    let arbiters = cluster.arbiters(POLICY);
+    let (mut job, task) = sleeper(&cluster, "4712");
+    let lease = until_leases(&arbiters[0], 1).remove(0);
+    let stepd = format!("slurmstepd: [{}]", lease.label.trim_start_matches("slurm "));
+    let found = processes(|line| line.trim_end_matches('\0') == stepd);
+    assert_eq!(found.len(), 1, "{stepd}");
+    kill(found[0]);
+    let _ = job.kill();
+    let _ = job.wait();
+    // Slurm's end of the job may or may not reach the task; as long as it runs, it has its lease.
+    let is_there = || !processes(|line| line == "sleep\x004712\0").is_empty();
+    for _ in 0..20 {
+        let held = of_jobs(&arbiters[0]).len();
+        assert!(
+            !is_there() || held == 1,
+            "the task {task} runs, and there is no lease"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    if is_there() {
+        kill(task);
+    }
+    until_leases(&arbiters[0], 0);
+    // The next step takes away the group that nobody took away.
+    cluster.asked(&["scancel", &job_of(&lease.label).to_string()]);
+    soon(
+        || match cluster.said(&["srun", "-w", "n1", "--immediate=5", "--counters=1", "true"]) {
+            (Some(0), _) => Ok(()),
+            (status, text) => Err(format!("{status:?}: {text}")),
+        },
+    );
+    soon(|| match super::traces::groups_of_steps().as_slice() {
+        [] => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
+
+#[test]
+fn a_slurmd_that_is_killed_changes_nothing() {
+    let Some(mut cluster) = shared("a_slurmd_that_is_killed_changes_nothing") else {
+        return;
+    };
+    let arbiters = cluster.arbiters(POLICY);
+    let (mut job, task) = sleeper(&cluster, "4713");
+    let before = until_leases(&arbiters[0], 1);
+    kill(cluster.pid_of_slurmd("n1"));
+    let held = of_jobs(&arbiters[0]);
+    assert_eq!(held[0].id, before[0].id);
+    cluster.start_slurmd("n1");
+    kill(task);
+    assert!(!job.wait().expect("it is ours").success());
+    until_leases(&arbiters[0], 0);
+    cluster.be_idle();
+}
+
+#[test]
+fn an_arbiter_that_is_killed_knows_the_jobs_of_before() {
+    let Some(cluster) = shared("an_arbiter_that_is_killed_knows_the_jobs_of_before") else {
+        return;
+    };
+    let mut arbiters = cluster.arbiters(POLICY);
+    let (mut first, task) = sleeper(&cluster, "4714");
+    until_leases(&arbiters[0], 1);
+    // One that ends while nobody hears of it, and one that goes on.
+    let (mut second, other) = sleeper(&cluster, "4715");
+    let leases = until_leases(&arbiters[0], 2);
+    arbiters[0].kill();
+    kill(task);
+    assert!(!first.wait().expect("it is ours").success());
+    arbiters[0].begin();
+    let left = until_leases(&arbiters[0], 1);
+    assert!(
+        leases.iter().any(|lease| lease.id == left[0].id),
+        "{left:?}"
+    );
+    kill(other);
+    assert!(!second.wait().expect("it is ours").success());
+    until_leases(&arbiters[0], 0);
+}

@@ -1,0 +1,173 @@
+/* What of the plugin needs no Slurm, by tables. Its argument is an empty folder. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "group.h"
+#include "wish.h"
+
+static int failures;
+
+static void check(int is_well, const char *what, const char *of)
+{
+	if (!is_well) {
+		fprintf(stderr, "%s: %s\n", what, of);
+		failures++;
+	}
+}
+
+static void wishes(void)
+{
+	static const struct {
+		const char *text;
+		int is_well;
+		unsigned programmable, fixed, events;
+	} rows[] = {
+		{ "3", 1, 3, 0, 0 },
+		{ "64,fixed=32", 1, 64, 32, 0 },
+		{ "fixed=1", 1, 0, 1, 0 },
+		{ "0,fixed=1", 1, 0, 1, 0 },
+		{ "2,fixed=1,events=cycles+l1d.replacement", 1, 2, 1, 2 },
+		{ "events=r5300c0", 1, 0, 0, 1 },
+		{ "0", 0, 0, 0, 0 },
+		{ "", 0, 0, 0, 0 },
+		{ "65", 0, 0, 0, 0 },
+		{ "-1", 0, 0, 0, 0 },
+		{ "3 ", 0, 0, 0, 0 },
+		{ "99999999999999999999", 0, 0, 0, 0 },
+		{ "3,4", 0, 0, 0, 0 },
+		{ "3,,fixed=1", 0, 0, 0, 0 },
+		{ "3,fixed=0", 0, 0, 0, 0 },
+		{ "3,events=", 0, 0, 0, 0 },
+		{ "3,events=+", 0, 0, 0, 0 },
+		{ "3,events=a+b+c+d+e+f+g+h+i+j+k+l+m+n+o+p+q", 0, 0, 0, 0 },
+		{ "3,events=xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", 0, 0, 0, 0 },
+	};
+	struct wish wish;
+	char why[512];
+	size_t at;
+
+	for (at = 0; at < sizeof rows / sizeof *rows; at++) {
+		int is_well = !read_wish(rows[at].text, &wish, why, sizeof why);
+
+		check(is_well == rows[at].is_well, "wish", rows[at].text);
+		if (is_well)
+			check(wish.programmable == rows[at].programmable && wish.fixed == rows[at].fixed &&
+				      wish.event_count == rows[at].events,
+			      "wish's numbers", rows[at].text);
+	}
+}
+
+static void patiences(void)
+{
+	struct patience patience;
+	char why[512];
+
+	check(!read_patience("30", &patience, why, sizeof why) && patience.seconds == 30, "patience", "30");
+	check(!read_patience("requeue=2", &patience, why, sizeof why) && patience.requeues == 2, "patience",
+	      "requeue=2");
+	check(read_patience("301", &patience, why, sizeof why), "patience", "301");
+	check(read_patience("requeue=0", &patience, why, sizeof why), "patience", "requeue=0");
+	check(read_patience("", &patience, why, sizeof why), "patience", "nothing");
+}
+
+static void parts(void)
+{
+	struct wish whole, part;
+	char why[512], text[16];
+
+	read_wish("3,fixed=1", &whole, why, sizeof why);
+	read_wish("2,events=cycles", &part, why, sizeof why);
+	check(has_all(&whole, &part), "part", "an event is one of three");
+	read_wish("3,events=cycles", &part, why, sizeof why);
+	check(!has_all(&whole, &part), "part", "an event more than three");
+	read_wish("1,fixed=2", &part, why, sizeof why);
+	check(!has_all(&whole, &part), "part", "fixed");
+	check(is_listed("a,bc,d", "bc") && !is_listed("a,bc,d", "b") && !is_listed("", ""), "listed", "bc");
+	check(!with_node("/run/%n.s", "n1", text, sizeof text) && !strcmp(text, "/run/n1.s"), "node", text);
+	check(with_node("/run/%n.s", "a-long-name", text, sizeof text), "node", "too long");
+}
+
+static void groups_of_slurm(void)
+{
+	static const char *const rows[][2] = {
+		{ "/system.slice/slurmstepd.scope/job_7/step_0/slurm",
+		  "/system.slice/slurmstepd.scope/job_7/step_0/user" },
+		{ "/system.slice/n1_slurmstepd.scope/job_7/step_batch/slurm",
+		  "/system.slice/n1_slurmstepd.scope/job_7/step_batch/user" },
+		{ "/system.slice/slurmd.service", NULL },
+		{ "/", NULL },
+		{ "/slurm", NULL },
+		{ "/step_0/slurm", NULL },
+		{ "/job_7/other/slurm", NULL },
+		{ "/job_7/step_0/slurm/x", NULL },
+	};
+	char out[256];
+	size_t at;
+
+	for (at = 0; at < sizeof rows / sizeof *rows; at++) {
+		int found = !group_of_slurm(rows[at][0], out, sizeof out);
+
+		check(found == (rows[at][1] != NULL), "group", rows[at][0]);
+		if (found && rows[at][1])
+			check(!strcmp(out, rows[at][1]), "group's name", out);
+	}
+	check(group_of_slurm(rows[0][0], out, 20), "group", "too long");
+}
+
+static void write_line(const char *folder, int cpu, const char *name, const char *text)
+{
+	char path[4096];
+	FILE *file;
+
+	snprintf(path, sizeof path, "%s/cpu%d", folder, cpu);
+	mkdir(path, 0755);
+	snprintf(path, sizeof path, "%s/cpu%d/topology", folder, cpu);
+	mkdir(path, 0755);
+	snprintf(path, sizeof path, "%s/cpu%d/topology/%s", folder, cpu, name);
+	file = fopen(path, "w");
+	if (!file)
+		exit(2);
+	fprintf(file, "%s\n", text);
+	fclose(file);
+}
+
+/* Two sockets of two cores of two threads, numbered as Linux does on most machines. */
+static void cores(const char *folder)
+{
+	static const char *const siblings[] = { "0,4", "1,5", "2,6", "3,7" };
+	static const char *const rows[][2] = {
+		{ "0", "0,4" },	    { "1", "2,6" },	{ "2-3", "1,5,3,7" }, { "0,3", "0,4,3,7" },
+		{ "4", NULL },	    { "0-9", NULL },	{ "", NULL },	      { "x", NULL },
+		{ "3-2", NULL },    { "0,,1", NULL },	{ "99999999", NULL },
+	};
+	char out[64];
+	size_t at;
+	int cpu;
+
+	for (cpu = 0; cpu < 8; cpu++) {
+		write_line(folder, cpu, "physical_package_id", cpu % 2 ? "1" : "0");
+		write_line(folder, cpu, "thread_siblings_list", siblings[cpu % 4]);
+	}
+	for (at = 0; at < sizeof rows / sizeof *rows; at++) {
+		int found = !cpus_of_cores(rows[at][0], folder, out, sizeof out);
+
+		check(found == (rows[at][1] != NULL), "cores", rows[at][0]);
+		if (found && rows[at][1])
+			check(!strcmp(out, rows[at][1]), "cores' CPUs", out);
+	}
+	check(cpus_of_cores("0-3", folder, out, 4), "cores", "too long");
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2)
+		return 2;
+	wishes();
+	patiences();
+	parts();
+	groups_of_slurm();
+	cores(argv[1]);
+	return failures != 0;
+}
