@@ -100,6 +100,13 @@ pub(crate) fn own(test: &str, tracking: &str) -> Option<Cluster> {
     Some(Cluster::start(tracking))
 }
 
+/// Four ports that are free now, below those that the kernel gives to whoever connects.
+fn free_ports() -> Vec<String> {
+    let first = 20_000 + (std::process::id() % 1000) as u16 * 10;
+    let free = (first..32_000).filter(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok());
+    free.take(4).map(|port| port.to_string()).collect()
+}
+
 impl Cluster {
     fn start(tracking: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder").keep();
@@ -122,14 +129,7 @@ impl Cluster {
             folder.display(),
             library().display()
         );
-        // Free ones: nobody else takes them in the moment in between.
-        let ports: Vec<TcpListener> = (0..4)
-            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
-            .collect();
-        let ports = ports
-            .iter()
-            .map(|port| port.local_addr().expect("it is bound").port());
-        let ports: Vec<String> = ports.map(|port| port.to_string()).collect();
+        let ports = free_ports();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/slurm/cluster.sh");
         let mut command = Command::new(script);
         command
@@ -225,7 +225,7 @@ impl Cluster {
         soon(|| {
             let jobs = self.asked(&["squeue", "-h", "-o", "%i"]);
             let nodes = self.asked(&["sinfo", "-h", "-N", "-p", "own", "-o", "%T"]);
-            if jobs.trim().is_empty() && nodes == "idle\nidle\n" {
+            if jobs.trim().is_empty() && nodes.split_whitespace().eq(["idle", "idle"]) {
                 Ok(())
             } else {
                 Err(format!("jobs {jobs:?}, nodes {nodes:?}"))
