@@ -23,17 +23,21 @@ fn processes(is_it: impl Fn(&str) -> bool) -> Vec<i32> {
     .collect()
 }
 
+/// The tasks that sleep for this time: neither srun nor what started that.
+fn sleepers(seconds: &str) -> Vec<i32> {
+    processes(|line| {
+        let mut words = line.split('\0');
+        words.next().is_some_and(|word| word.ends_with("/sleep")) && words.next() == Some(seconds)
+    })
+}
+
 /// A job whose task sleeps for a time of its own, and that task.
 fn sleeper(cluster: &Cluster, seconds: &str) -> (Child, i32) {
     let words = ["srun", "-w", "n1", "--counters=3", "sleep", seconds];
     let job = cluster.user(&words).spawn().expect("it starts");
-    let line = format!("sleep\0{seconds}\0");
     let mut task = 0;
     soon(|| {
-        task = processes(|found| found == line)
-            .first()
-            .copied()
-            .ok_or("no task runs")?;
+        task = *sleepers(seconds).first().ok_or("no task runs")?;
         Ok(())
     });
     (job, task)
@@ -69,7 +73,7 @@ fn tasks_that_outlive_their_slurmstepd_keep_the_lease() {
     let _ = job.kill();
     let _ = job.wait();
     // Slurm's end of the job may or may not reach the task; as long as it runs, it has its lease.
-    let is_there = || !processes(|line| line == "sleep\x004712\0").is_empty();
+    let is_there = || !sleepers("4712").is_empty();
     for _ in 0..20 {
         let held = of_jobs(&arbiters[0]).len();
         assert!(

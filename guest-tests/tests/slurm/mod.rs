@@ -193,6 +193,7 @@ fn a_monitor_that_gives_way_is_told_and_has_its_counters_back() {
     let mut monitor = arbiters[0].acquire(&Request {
         at_least: Some(1),
         guaranteed: Some(false),
+        waits_ms: Some(-1),
         ..whole_cpus(3, true)
     });
     let job = cluster
