@@ -54,6 +54,9 @@ pub use watched::Watched;
 /// it has warnings alone; all others are in `dmesg`.
 pub const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 mitigations=off panic=-1";
 
+/// Flags with which the processor in software has cycles, as KVM's guests have them of `clock`.
+pub const SIMULATED_CYCLES: [&str; 2] = ["--cycles", "simulated"];
+
 const INIT: &str = include_str!("linux/init.sh");
 /// Programs of ours in C.
 const SOURCES: [(&str, &str); 8] = [

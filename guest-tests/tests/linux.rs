@@ -1,27 +1,116 @@
-//! The main job, end to end: `umpire run` boots an unmodified Debian kernel in L1, and its own
-//! `perf` works with the virtual PMU.
+//! The main job, end to end: `umpire run` boots an unmodified Debian kernel, on KVM in L1 or here on
+//! the engine emu, and its own `perf` works with the virtual PMU.
 
 use guest_tests::linux::perf::{
-    LOG, check_cycles, check_cycles_within, count, cycle_ratios, field, near, tsc_mhz,
+    COUNT_LOOPS, LOG, check_cycles, check_cycles_within, check_loops, count, cycle_ratios, field,
+    near, tsc_mhz,
 };
-use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
+use guest_tests::linux::{LinuxImage, SIMULATED_CYCLES, Step, UnderUmpire};
+use pmu_virt::Vendor;
+use vmm::config::Engine;
 
 /// How far the number of samples may be from count / period.
 const SAMPLES_TOLERANCE: f64 = 0.10;
 /// How far the cycles of two vCPUs may be from those of the processor that they share.
 const BOTH_TOLERANCE: f64 = 0.10;
-/// About 100 Hz on a TSC of 2 to 3 GHz.
-const SAMPLE_PERIOD: f64 = 25_000_000.0;
 
 fn guest(flags: &[&str]) -> UnderUmpire {
-    UnderUmpire::new(LinuxImage::fetch().expect("the guest's image"), flags)
+    guest_on(Engine::Kvm, flags)
+}
+
+fn guest_on(engine: Engine, flags: &[&str]) -> UnderUmpire {
+    let image = LinuxImage::fetch().expect("the guest's image");
+    UnderUmpire::on(engine, image, flags)
+}
+
+/// How much of it is measured.
+struct Amount {
+    /// Reports: one of them has to be right where neighbours may disturb it.
+    rounds: &'static str,
+    /// For how long each program runs.
+    seconds: f64,
+    /// Cycles between two samples.
+    period: u32,
+    /// What the counts of cycles are.
+    provenance: &'static str,
+    /// An event that nobody counts.
+    dead: &'static str,
+}
+
+impl Amount {
+    fn on(engine: Engine) -> Self {
+        match engine {
+            // About 100 samples a second on a TSC of 2 to 3 GHz.
+            Engine::Kvm => Self {
+                rounds: "1 2 3",
+                seconds: 1.0,
+                period: 25_000_000,
+                provenance: "derived",
+                dead: "r1d1",
+            },
+            // A second of a guest takes some of the host's.
+            Engine::Emu => Self {
+                rounds: "1",
+                seconds: 0.1,
+                period: 2_000_000,
+                provenance: "simulated",
+                // AMD's 1D1H are calls.
+                dead: "r17d",
+            },
+        }
+    }
+
+    fn reports(&self) -> usize {
+        self.rounds.split(' ').count()
+    }
+
+    /// Samples by PMI of a program that runs twice as long as the others.
+    fn record(&self) -> String {
+        format!(
+            "perf record -q -e cycles -c {} -o /tmp/data \
+             perf stat -x, -o /tmp/stat -e cycles taskset 1 spin {}",
+            self.period,
+            2.0 * self.seconds
+        )
+    }
+
+    /// Counters of the second vCPU, read by the guest's own program while `perf` has them: one that
+    /// is counted, and one whose event nobody counts.
+    fn accounts(&self) -> String {
+        format!(
+            "insmod /lib/modules/msr.ko && taskset 2 perf stat -x, -o /tmp/c -e cycles,{} \
+             -- pmu-accounting -x, 1 && cat /tmp/c",
+            self.dead
+        )
+    }
+
+    fn accounts_of_all(&self) -> String {
+        let dead = self.dead;
+        format!("perf stat -a -o /tmp/c -e {dead} -- pmu-accounting")
+    }
+
+    /// Both vCPUs at once; then the reports of the first one.
+    fn both(&self) -> String {
+        let report = |mask, file| {
+            format!(
+                "taskset {mask} perf stat -x, --append -o {file} -e cycles,task-clock spin {}",
+                self.seconds
+            )
+        };
+        format!(
+            "for i in {}; do {} & {}; wait; done; cat /tmp/a",
+            self.rounds,
+            report(1, "/tmp/a"),
+            report(2, "/tmp/b")
+        )
+    }
 }
 
 /// Samples of `spin` taken by PMI, against the count of the same run.
-fn check_samples(stat: &str, samples: &str) {
+fn check_samples(stat: &str, samples: &str, period: u32) {
     let symbols: Vec<&str> = samples.lines().map(str::trim).collect();
     let number = symbols.len();
-    let expected = count(stat, "cycles") / SAMPLE_PERIOD;
+    let expected = count(stat, "cycles") / f64::from(period);
     let (found, busy) = (
         f64::from(u32::try_from(number).expect("some hundred")),
         symbols
@@ -36,46 +125,36 @@ fn check_samples(stat: &str, samples: &str) {
     );
 }
 
-const RECORD: &str = "perf record -q -e cycles -c 25000000 -o /tmp/data \
-     perf stat -x, -o /tmp/stat -e cycles taskset 1 spin 2";
 const SAMPLES: &str = "perf script -i /tmp/data --comm spin,taskset -F ip,sym";
-/// Both vCPUs at once; then the reports of the first one.
-const BOTH: &str = "for i in 1 2 3; do \
-     taskset 1 perf stat -x, --append -o /tmp/a -e cycles,task-clock spin 1 & \
-     taskset 2 perf stat -x, --append -o /tmp/b -e cycles,task-clock spin 1; wait; done; \
-     cat /tmp/a";
-
-/// Counters of the second vCPU, read by the guest's own program while `perf` has them: one that is
-/// counted, and one whose event nobody counts.
-const ACCOUNTS: &str = "insmod /lib/modules/msr.ko && \
-     taskset 2 perf stat -x, -o /tmp/c -e cycles,r1d1 -- pmu-accounting -x, 1 && cat /tmp/c";
-const ACCOUNTS_OF_ALL: &str = "perf stat -a -o /tmp/c -e r1d1 -- pmu-accounting";
-
 /// The steps that every model shares, with the events of `stat`.
-fn script(stat: &str) -> String {
+fn script(amount: &Amount, stat: &str) -> String {
+    let Amount {
+        rounds, seconds, ..
+    } = amount;
     [
         LOG,
         // In emulation a PMI takes so long that the kernel would lower the rate.
         "echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent",
         &format!(
-            "for i in 1 2 3; do \
-             perf stat -x, --append -o /tmp/s -e {stat},task-clock taskset 1 spin 1; \
+            "for i in {rounds}; do \
+             perf stat -x, --append -o /tmp/s -e {stat},task-clock taskset 1 spin {seconds}; \
              done; cat /tmp/s"
         ),
-        RECORD,
+        COUNT_LOOPS,
+        &amount.record(),
         "cat /tmp/stat",
         SAMPLES,
-        BOTH,
+        &amount.both(),
         "cat /tmp/b",
-        ACCOUNTS,
-        ACCOUNTS_OF_ALL,
+        &amount.accounts(),
+        &amount.accounts_of_all(),
     ]
     .join("\n")
 }
 
 /// What the guest's own program says of a counted event and of one that nobody counts, to scripts
 /// and to people.
-fn check_accounts(csv: &str, table: &str) {
+fn check_accounts(csv: &str, table: &str, amount: &Amount) {
     println!("{csv}\n{table}");
     let of = |state: &str, provenance: &str| -> Vec<&str> {
         let found = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -85,10 +164,10 @@ fn check_accounts(csv: &str, table: &str) {
             .next_back()
             .unwrap_or_else(|| panic!("no {state} counter in:\n{csv}"))
     };
-    let counted = of("counting", "derived");
+    let counted = of("counting", amount.provenance);
     let dead = of("unavailable", "none");
     assert_eq!((counted[0], counted[3]), ("1", "uk"), "{csv}");
-    assert_eq!(dead[..4], ["1", dead[1], "r1d1", "uk"], "{csv}");
+    assert_eq!(dead[..4], ["1", dead[1], amount.dead, "uk"], "{csv}");
     let ticks = |fields: &[&str], at: usize| -> u64 { fields[at].parse().expect("a number") };
     assert!(ticks(&counted, 7) > 0, "{csv}");
     assert_eq!(counted[7], counted[8], "{csv}");
@@ -102,7 +181,7 @@ fn check_accounts(csv: &str, table: &str) {
     for vcpu in ["0", "1"] {
         let line = table.lines().find(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
-            words.len() > 4 && [words[0], words[2], words[4]] == [vcpu, "r1d1", "unavailable"]
+            words.len() > 4 && [words[0], words[2], words[4]] == [vcpu, amount.dead, "unavailable"]
         });
         let line = line.unwrap_or_else(|| panic!("no line for vCPU {vcpu} in:\n{table}"));
         assert!(line.contains("<not counted>   0.00 %"), "{line}");
@@ -110,11 +189,12 @@ fn check_accounts(csv: &str, table: &str) {
     }
 }
 
-/// Two busy vCPUs on one processor of L1: each counts what it ran, together that processor.
-fn check_both(first: &str, second: &str, mhz: f64) {
+/// Two busy vCPUs on one processor, L1's or emu's thread: each counts what it ran, together that
+/// processor.
+fn check_both(first: &str, second: &str, mhz: f64, reports: usize) {
     let [first, second] = [first, second].map(|output| cycle_ratios(output, &["cycles"], mhz));
     println!("cycles to task-clock: {first:.4?} and {second:.4?}");
-    assert!(first.len() == 3 && second.len() == 3);
+    assert!(first.len() == reports && second.len() == reports);
     let part = |ratio: &f64| (0.25..0.75).contains(ratio);
     assert!(first.iter().chain(&second).all(part));
     // Exits and switches take time of the processor that nobody counts.
@@ -122,12 +202,53 @@ fn check_both(first: &str, second: &str, mhz: f64) {
     assert!(both.any(|both| (both - 1.0).abs() <= BOTH_TOLERANCE));
 }
 
-fn check_model(flags: &[&str], stat: &str, cycle_events: &[&str], log: &[&str]) -> Vec<Step> {
-    let steps = guest(flags).alone().run(&script(stat)).successes();
+/// A model, and what shows that the kernel found it.
+struct Model {
+    flags: &'static [&'static str],
+    /// Events that count cycles.
+    cycles: &'static [&'static str],
+    log: &'static [&'static str],
+}
+
+const AMD_CORE: Model = Model {
+    flags: &["--pmu", "amd-core", "--cpus", "2"],
+    cycles: &["cycles"],
+    log: &[
+        "core perfctr, AMD PMU driver",
+        "... generic registers:      6",
+        "... bit width:              48",
+    ],
+};
+
+const INTEL_V2: Model = Model {
+    flags: &["--cpu-vendor", "intel", "--pmu", "intel-v2", "--cpus", "2"],
+    cycles: &["cycles", "ref-cycles"],
+    log: &[
+        "Intel PMU driver",
+        "... version:                2",
+        "... generic registers:      4",
+        "... fixed-purpose events:   3",
+    ],
+};
+
+/// What is the same on either engine; then the kernel's log, and the report of its cycles and of
+/// `loops`.
+fn check_model(engine: Engine, model: &Model) -> [String; 3] {
+    let amount = Amount::on(engine);
+    let cycles: &[&str] = match engine {
+        Engine::Kvm => &[],
+        Engine::Emu => &SIMULATED_CYCLES,
+    };
+    let flags = [model.flags, cycles].concat();
+    let stat = format!("{},instructions", model.cycles.join(","));
+    let guest = guest_on(engine, &flags).alone();
+    let steps = guest.run(&script(&amount, &stat)).successes();
+    let outputs: Vec<String> = steps.into_iter().map(|step| step.output).collect();
     let [
         dmesg,
         _,
         counted,
+        loops,
         _,
         stat,
         samples,
@@ -135,55 +256,44 @@ fn check_model(flags: &[&str], stat: &str, cycle_events: &[&str], log: &[&str]) 
         second,
         accounts,
         all,
-    ] = steps.as_slice()
-    else {
-        panic!("ten steps");
-    };
-    for line in log {
-        assert!(
-            dmesg.output.contains(line),
-            "no {line:?} in:\n{}",
-            dmesg.output
-        );
+    ] = <[String; 11]>::try_from(outputs).expect("eleven steps");
+    for line in model.log {
+        assert!(dmesg.contains(line), "no {line:?} in:\n{dmesg}");
     }
-    assert!(!dmesg.output.contains("Broken BIOS"), "{}", dmesg.output);
-    let mhz = tsc_mhz(&dmesg.output);
-    check_cycles(&counted.output, cycle_events, mhz);
-    check_samples(&stat.output, &samples.output);
-    check_both(&first.output, &second.output, mhz);
-    check_accounts(&accounts.output, &all.output);
-    steps
+    assert!(!dmesg.contains("Broken BIOS"), "{dmesg}");
+    let mhz = tsc_mhz(&dmesg);
+    check_cycles(&counted, model.cycles, mhz);
+    check_samples(&stat, &samples, amount.period);
+    check_both(&first, &second, mhz, amount.reports());
+    check_accounts(&accounts, &all, &amount);
+    [dmesg, counted, loops]
 }
 
 #[test]
 fn amd_core_counts_and_samples_in_debians_kernel() {
-    check_model(
-        &["--pmu", "amd-core", "--cpus", "2"],
-        "cycles",
-        &["cycles"],
-        &[
-            "core perfctr, AMD PMU driver",
-            "... generic registers:      6",
-            "... bit width:              48",
-        ],
-    );
+    check_model(Engine::Kvm, &AMD_CORE);
 }
 
 #[test]
+fn amd_core_counts_and_samples_on_emu() {
+    let [.., loops] = check_model(Engine::Emu, &AMD_CORE);
+    check_loops(&loops, Vendor::Amd);
+}
+
+/// `clock` counts no instructions.
+#[test]
 fn intel_v2_counts_and_samples_in_debians_kernel() {
-    let steps = check_model(
-        &["--cpu-vendor", "intel", "--pmu", "intel-v2", "--cpus", "2"],
-        "cycles,ref-cycles,instructions",
-        &["cycles", "ref-cycles"],
-        &[
-            "Intel PMU driver",
-            "... version:                2",
-            "... generic registers:      4",
-            "... fixed-purpose events:   3",
-            "CPUID marked event: 'instructions' unavailable",
-        ],
-    );
-    assert_eq!(field(&steps[2].output, "instructions"), "<not supported>");
+    let [dmesg, counted, _] = check_model(Engine::Kvm, &INTEL_V2);
+    let marked = "CPUID marked event: 'instructions' unavailable";
+    assert!(dmesg.contains(marked), "{dmesg}");
+    assert_eq!(field(&counted, "instructions"), "<not supported>");
+}
+
+#[test]
+fn intel_v2_counts_and_samples_on_emu() {
+    let [dmesg, _, loops] = check_model(Engine::Emu, &INTEL_V2);
+    assert!(!dmesg.contains("'instructions' unavailable"), "{dmesg}");
+    check_loops(&loops, Vendor::Intel);
 }
 
 /// Each way of trapping RDPMC serves the kernel's driver; patched, the guest keeps all
@@ -261,20 +371,29 @@ fn vcpus_share_cores_under_debians_kernel() {
     }
 }
 
+fn check_without_a_pmu(engine: Engine, vendor: &str) {
+    let flags = ["--pmu", "none", "--cpu-vendor", vendor];
+    let stat = "perf stat -x, -o /tmp/s -e cycles true; cat /tmp/s";
+    let guest = guest_on(engine, &flags);
+    let steps = guest.run(&format!("{LOG}\n{stat}")).successes();
+    let dmesg = &steps[0].output;
+    for driver in ["AMD PMU driver", "Intel PMU driver"] {
+        assert!(!dmesg.contains(driver), "{dmesg}");
+    }
+    assert!(!dmesg.contains("Broken BIOS"), "{dmesg}");
+    assert_eq!(field(&steps[1].output, "cycles"), "<not supported>");
+}
+
+/// L1's processor is AMD's.
 #[test]
 fn without_a_pmu_the_kernel_finds_none() {
-    for flags in [
-        &["--pmu", "none"][..],
-        &["--pmu", "none", "--cpu-vendor", "intel"],
-    ] {
-        let stat = "perf stat -x, -o /tmp/s -e cycles true; cat /tmp/s";
-        let steps = guest(flags).run(&format!("{LOG}\n{stat}")).successes();
-        let dmesg = &steps[0].output;
-        for driver in ["AMD PMU driver", "Intel PMU driver"] {
-            assert!(!dmesg.contains(driver), "{dmesg}");
-        }
-        assert!(!dmesg.contains("Broken BIOS"), "{dmesg}");
-        assert_eq!(field(&steps[1].output, "cycles"), "<not supported>");
+    check_without_a_pmu(Engine::Kvm, "host");
+}
+
+#[test]
+fn without_a_pmu_the_kernel_finds_none_on_emu() {
+    for vendor in ["amd", "intel"] {
+        check_without_a_pmu(Engine::Emu, vendor);
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use guest_tests::linux::perf::{count, field};
-use guest_tests::linux::{LinuxImage, Log, Script, UnderUmpire};
+use guest_tests::linux::{LinuxImage, Log, SIMULATED_CYCLES, Script, UnderUmpire};
 
 /// Without the NMI watchdog no counter is used before the script's.
 const NO_WATCHDOG: &str = "nmi_watchdog=0";
@@ -367,6 +367,6 @@ fn debug_registers_come_late_with_the_breakpoint_trap() {
 /// On the engine emu nobody else uses debug registers, and no handler of the guest's is touched.
 #[test]
 fn debuggers_work_with_intel_v2_on_emu() {
-    let flags = ["--cycles", "simulated", "--pmu", "intel-v2"];
+    let flags = [&SIMULATED_CYCLES, ["--pmu", "intel-v2"].as_slice()].concat();
     check_on(&guest(&flags).emulated(), (ON_EMU, UNTOUCHED));
 }

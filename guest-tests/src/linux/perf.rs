@@ -1,6 +1,8 @@
 //! Reads reports of the guest's `perf stat -x,` and its kernel's log, and
 //! checks counts.
 
+use pmu_virt::Vendor;
+
 /// How far cycles may be from run time times TSC frequency. L1's one processor also does
 /// the timer interrupts of the guest's other vCPU and of L1: 4 to 7 % were seen.
 const CYCLES_TOLERANCE: f64 = 0.10;
@@ -9,6 +11,34 @@ const CYCLES_TOLERANCE: f64 = 0.10;
 /// vCPUs ends L1 (`docs/internals/testing.md`, "Limits of L1").
 pub const LOG: &str =
     "dmesg | grep -E 'tsc: Detected|PMU|[.]{3} |Broken BIOS|CPUID marked|lockup|self-detected'";
+
+/// Instructions of `loops`, and its branches: conditional ones, and the system call.
+pub const LOOPS: [f64; 2] = [2_000_004.0, 1_000_001.0];
+
+/// Counts `loops`, in user mode and all that it takes, for [`check_loops`].
+pub const COUNT_LOOPS: &str = "perf stat -x, -o /tmp/s -e instructions:u,branches:u,instructions \
+     loops && cat /tmp/s";
+
+/// Checks the report of [`COUNT_LOOPS`]: counts are exact to the last instruction, and the
+/// kernel's come on top. AMD's processors count an exception or interrupt as a branch, and those up to
+/// Family 10h as an instruction too (its BKDG, 3.14, events 0C0H and 0C2H); of these there are some
+/// in that time.
+///
+/// # Panics
+/// If they are not.
+pub fn check_loops(report: &str, vendor: Vendor) {
+    let [instructions, branches] =
+        ["instructions:u", "branches:u"].map(|event| count(report, event));
+    let deliveries = branches - LOOPS[1];
+    let most = match vendor {
+        Vendor::Intel => 0.0,
+        Vendor::Amd => 20.0,
+    };
+    assert!((0.0..=most).contains(&deliveries), "{report}");
+    let beyond = instructions - LOOPS[0];
+    assert!([0.0, deliveries].contains(&beyond), "{report}");
+    assert!(count(report, "instructions") > instructions, "{report}");
+}
 
 /// The kernel's own figure of the TSC's frequency in MHz.
 ///

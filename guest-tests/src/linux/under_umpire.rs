@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
+use vmm::config::Engine;
 
 use super::{COMMAND_LINE, Guest, LinuxImage, Step, steps};
 use crate::l1::tool::last_lines;
@@ -95,6 +96,16 @@ impl UnderUmpire {
             emulated: umpire::on_emu(),
             timeout: if umpire::on_emu() { EMULATED } else { TIMEOUT },
             _rates: None,
+        }
+    }
+
+    /// As [`new`](Self::new), on this engine.
+    #[must_use]
+    pub fn on(engine: Engine, image: LinuxImage, flags: &[&str]) -> Self {
+        let guest = Self::new(image, flags);
+        match engine {
+            Engine::Kvm => guest,
+            Engine::Emu => guest.emulated(),
         }
     }
 

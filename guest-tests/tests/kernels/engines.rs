@@ -1,10 +1,14 @@
 //! Which engine runs a guest where nobody says which, and what is told of that. Nothing of it
 //! needs KVM.
 
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
-use guest_tests::kernel::{Kernel, Protocol, exit, print, spin_forever};
+use guest_tests::kernel::{Kernel, Protocol, Pty, exit, print, spin_forever};
 use guest_tests::umpire;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, esp};
@@ -106,6 +110,52 @@ fn a_guest_that_sleeps_for_ever_ends_with_a_status() {
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(6), "{told}");
     assert!(told.contains("sleeps for ever"), "{told}");
+}
+
+/// Whether all threads of a process sleep.
+fn sleeps(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+    let mut stats = threads.map(|thread| {
+        let file = thread.expect("a thread").path().join("stat");
+        // One that has ended since has none.
+        fs::read_to_string(file).unwrap_or_default()
+    });
+    // The state stands behind the name, which is in brackets (proc_pid_stat(5)).
+    stats.all(|stat| !stat.contains(") R "))
+}
+
+/// The same at a terminal: somebody may type, so it waits in the host's time, and takes none.
+#[test]
+fn a_guest_that_sleeps_at_a_terminal_waits_for_the_host() {
+    const LOOKS: u32 = 40;
+    let pty = Pty::open().expect("a terminal");
+    let kernel = kernel(CodeAssembler::hlt);
+    let mut command = Command::new(umpire::path());
+    command.args(["run", "--memory", "32", "--timeout", "2"]);
+    command
+        .args(["--engine", "emu", "--kernel"])
+        .arg(kernel.path());
+    command.stdin(pty.stdin().expect("a terminal"));
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("umpire can be started");
+    let mut up = String::new();
+    let output = child.stdout.take().expect("a pipe");
+    BufReader::new(output).read_line(&mut up).expect("a line");
+    assert_eq!(up, "up\n");
+    let asleep = (0..LOOKS).filter(|_| {
+        sleep(Duration::from_millis(20));
+        sleeps(child.id())
+    });
+    let asleep = asleep.count();
+    let output = child.wait_with_output().expect("an end");
+    let told = String::from_utf8_lossy(&output.stderr);
+    let first = told.lines().next().unwrap_or_default();
+    assert!(
+        first.contains("its time follows the host's clock"),
+        "{told}"
+    );
+    assert_eq!(output.status.code(), Some(124), "{told}");
+    assert!(asleep > 30, "asleep at {asleep} of {LOOKS} looks");
 }
 
 /// Nothing of that kind is announced and missing (`codes` of `emu`), so an old mode stands for it.

@@ -3,16 +3,19 @@
 //! warns of nothing.
 
 use guest_tests::linux::perf::{
-    LOG, check_cycles_within, count, count_samples, near, samples, tsc_mhz,
+    COUNT_LOOPS, LOG, check_cycles_within, count, count_samples, near, samples, tsc_mhz,
 };
 use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 use pmu_virt::Vendor;
+use vmm::config::Engine;
 use vmm::cpuid::Identity;
 
-use super::{PERIOD, TOLERANCE, TROUBLE, folded, newer, older};
+use super::{
+    TOLERANCE, TROUBLE, check_instructions, counted, cycles, fixed, folded, newer, older, sampling,
+};
 
 /// A processor, and what shows which path the kernel took.
-struct Processor {
+pub(super) struct Processor {
     name: &'static str,
     /// Family, model and stepping in `/proc/cpuinfo`.
     found: [u16; 3],
@@ -24,8 +27,8 @@ struct Processor {
     events: &'static [&'static str],
     /// What the kernel's log says of the processor besides.
     quirk: &'static str,
-    /// Version, programmable counters and fixed-function ones.
-    counts: [u8; 3],
+    /// Version and programmable counters.
+    counts: [u8; 2],
     precise: Option<&'static Precise>,
 }
 
@@ -70,15 +73,16 @@ const IBS: Precise = Precise {
 impl Precise {
     /// Lines of a script for [`Precise::check`]: cycles by period, and what `perf record` takes by
     /// itself.
-    fn script(&self) -> [String; 6] {
+    fn script(&self, engine: Engine) -> [String; 6] {
         let record = format!("perf record -q {}", self.of);
+        let (seconds, period) = sampling(engine);
         [
             "echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent".to_owned(),
             "dmesg | grep -E 'PEBS|IBS'; cat /sys/bus/event_source/devices/cpu/caps/max_precise"
                 .to_owned(),
             format!(
-                "{record} -e cycles:pp -c {PERIOD} -o /tmp/pp \
-                 perf stat -x, -o /tmp/stat -e cycles taskset 1 spin 1; cat /tmp/stat"
+                "{record} -e cycles:pp -c {period} -o /tmp/pp \
+                 perf stat -x, -o /tmp/stat -e cycles taskset 1 spin {seconds}; cat /tmp/stat"
             ),
             count_samples("/tmp/pp"),
             format!("{record} -F 100 -o /tmp/own taskset 1 spin 0.5"),
@@ -86,7 +90,7 @@ impl Precise {
         ]
     }
 
-    fn check(&self, name: &str, steps: &[Step]) {
+    fn check(&self, engine: Engine, name: &str, steps: &[Step]) {
         let [_, detected, stat, cycles, _, own] = steps else {
             panic!("six steps");
         };
@@ -100,7 +104,8 @@ impl Precise {
         println!("{name}: {cycles:?}, then {own:?}");
         assert!(cycles.busy >= 20 && own.busy >= 10, "{cycles:?}, {own:?}");
         if self.exact {
-            let expected = count(&stat.output, "cycles") / PERIOD;
+            let (_, period) = sampling(engine);
+            let expected = count(&stat.output, "cycles") / f64::from(period);
             near("samples", cycles.busy.into(), expected, TOLERANCE);
             for found in [cycles, own] {
                 assert_eq!(found.exact, found.all, "{name}: all are exact");
@@ -116,7 +121,7 @@ const NEHALEM: Processor = Processor {
     path: "nehalem",
     events: &["stalled-cycles-frontend", "!topdown-total-slots"],
     quirk: "CPU erratum AAJ80 worked around",
-    counts: [3, 4, 3],
+    counts: [3, 4],
     precise: None,
 };
 
@@ -127,17 +132,16 @@ const SKYLAKE: Processor = Processor {
     path: "skylake",
     events: &["topdown-total-slots", "!stalled-cycles-frontend"],
     quirk: "",
-    counts: [4, 4, 3],
+    counts: [4, 4],
     precise: None,
 };
 
-const SKYLAKE_SERVER: Processor = Processor {
+pub(super) const SKYLAKE_SERVER: Processor = Processor {
     name: "skylake-server",
     found: [6, 0x55, 4],
     ..SKYLAKE
 };
 
-/// `clock` counts no instructions, so that fixed-function counter is absent.
 const ICE_LAKE: Processor = Processor {
     name: "ice-lake",
     found: [6, 0x7e, 5],
@@ -145,7 +149,7 @@ const ICE_LAKE: Processor = Processor {
     path: "icelake",
     events: &["ref-cycles", "!topdown-total-slots", "!slots"],
     quirk: "",
-    counts: [5, 8, 2],
+    counts: [5, 8],
     precise: None,
 };
 
@@ -155,6 +159,12 @@ const ICE_LAKE_SERVER: Processor = Processor {
     ..ICE_LAKE
 };
 
+/// Version 5, with precise events.
+pub(super) const ICE_LAKE_PEBS: Processor = Processor {
+    precise: Some(&PEBS_4),
+    ..ICE_LAKE_SERVER
+};
+
 const ZEN2: Processor = Processor {
     name: "zen2",
     found: [0x17, 0x31, 0],
@@ -162,11 +172,11 @@ const ZEN2: Processor = Processor {
     path: "",
     events: &["branch-misses", "cache-misses"],
     quirk: "",
-    counts: [0, 6, 0],
+    counts: [0, 6],
     precise: None,
 };
 
-const ZEN3: Processor = Processor {
+pub(super) const ZEN3: Processor = Processor {
     name: "zen3",
     found: [0x19, 0x01, 1],
     ..ZEN2
@@ -175,7 +185,7 @@ const ZEN3: Processor = Processor {
 const ZEN4: Processor = Processor {
     name: "zen4",
     found: [0x19, 0x11, 1],
-    counts: [2, 6, 0],
+    counts: [2, 6],
     ..ZEN2
 };
 
@@ -183,7 +193,7 @@ const K8: Processor = Processor {
     name: "k8",
     found: [0xf, 0x21, 2],
     driver: "Performance Events: AMD PMU driver.",
-    counts: [0, 4, 0],
+    counts: [0, 4],
     ..ZEN2
 };
 
@@ -194,13 +204,18 @@ const FAM10H: Processor = Processor {
     ..K8
 };
 
+/// 6.12 says nothing of the idle routine.
+pub(super) const FAM10H_QUIET: Processor = Processor {
+    quirk: "",
+    ..FAM10H
+};
+
 const CPU: &str = "for key in 'cpu family' 'model[^ ]*' stepping; \
      do grep -m1 \"^$key.*: [0-9]*$\" /proc/cpuinfo; done | sed 's/.*: //'";
 const PATH: &str = "cat /sys/bus/event_source/devices/cpu/caps/pmu_name || true";
 const EVENTS: &str = "ls -1 --color=never /sys/bus/event_source/devices/cpu/events";
 const QUIRK: &str = "dmesg | grep -E 'erratum|aware idle' || true";
-const CYCLES: &str = "for i in 1 2 3; do perf stat -x, --append -o /tmp/s \
-     -e cycles,instructions,task-clock taskset 1 spin 0.3; done; cat /tmp/s";
+const EVENTS_COUNTED: &str = "cycles,instructions";
 
 fn vendor_of(name: &str) -> &'static str {
     let identity = Identity::parse(name).expect("a processor");
@@ -210,27 +225,26 @@ fn vendor_of(name: &str) -> &'static str {
     }
 }
 
-fn check(processor: &Processor, image: LinuxImage) {
+fn check(engine: Engine, processor: &Processor, image: LinuxImage) {
     let name = processor.name;
     println!("{name}");
+    let vendor = vendor_of(name);
+    let pmu = processor.precise.map_or("auto", |precise| precise.pmu);
     let flags = [
-        "--cpu-vendor",
-        vendor_of(name),
-        "--cpu-model",
-        name,
-        "--counters",
-        "clock",
-        "--pmu",
-        processor.precise.map_or("auto", |precise| precise.pmu),
+        ["--cpu-vendor", vendor],
+        ["--cpu-model", name],
+        cycles(engine),
+        ["--pmu", pmu],
     ];
-    let precise = processor.precise.map(Precise::script).into_iter().flatten();
-    let script: Vec<String> = [LOG, CPU, PATH, EVENTS, QUIRK, CYCLES]
+    let precise = processor.precise.map(|precise| precise.script(engine));
+    let counting = counted(engine, EVENTS_COUNTED);
+    let script: Vec<String> = [LOG, CPU, PATH, EVENTS, QUIRK, &counting, COUNT_LOOPS]
         .map(str::to_owned)
         .into_iter()
-        .chain(precise)
+        .chain(precise.into_iter().flatten())
         .chain([TROUBLE.to_owned()])
         .collect();
-    let guest = UnderUmpire::new(image, &flags);
+    let guest = UnderUmpire::on(engine, image, flags.as_flattened());
     let steps = guest.run(&script.join("\n")).successes();
     let [
         log,
@@ -239,14 +253,16 @@ fn check(processor: &Processor, image: LinuxImage) {
         events,
         quirk,
         counted,
+        exact,
         sampled @ ..,
         trouble,
     ] = steps.as_slice()
     else {
-        panic!("seven steps and more");
+        panic!("eight steps and more");
     };
     let log = folded(&log.output);
-    let [version, counters, fixed] = processor.counts;
+    let [version, counters] = processor.counts;
+    let fixed = fixed(vendor, version, engine).count_ones();
     for line in [
         processor.driver.to_owned(),
         format!("... version: {version}"),
@@ -275,15 +291,16 @@ fn check(processor: &Processor, image: LinuxImage) {
         quirk.output
     );
     check_cycles_within(&counted.output, &["cycles"], tsc_mhz(&log), TOLERANCE);
+    check_instructions(engine, name, vendor, counted, exact);
     if let Some(precise) = processor.precise {
-        precise.check(name, sampled);
+        precise.check(engine, name, sampled);
     }
     assert_eq!(trouble.output.trim(), "", "{name}");
 }
 
-fn check_all(processors: &[Processor], image: impl Fn() -> LinuxImage) {
+pub(super) fn check_all(engine: Engine, processors: &[Processor], image: impl Fn() -> LinuxImage) {
     for processor in processors {
-        check(processor, image());
+        check(engine, processor, image());
     }
 }
 
@@ -293,7 +310,7 @@ fn linux_6_1_takes_the_path_of_each_intel_processor() {
         precise: Some(&PEBS_3),
         ..SKYLAKE
     };
-    check_all(&[NEHALEM, skylake, ICE_LAKE], older);
+    check_all(Engine::Kvm, &[NEHALEM, skylake, ICE_LAKE], older);
 }
 
 #[test]
@@ -302,24 +319,11 @@ fn linux_6_1_takes_the_path_of_each_amd_processor() {
         precise: Some(&IBS),
         ..ZEN4
     };
-    check_all(&[K8, FAM10H, ZEN2, zen4], older);
+    check_all(Engine::Kvm, &[K8, FAM10H, ZEN2, zen4], older);
 }
 
+/// Of the newer kernel what KVM has a part in: records that the VMM writes into a guest's memory.
 #[test]
-fn linux_6_12_takes_the_path_of_each_intel_processor() {
-    let ice_lake = Processor {
-        precise: Some(&PEBS_4),
-        ..ICE_LAKE_SERVER
-    };
-    check_all(&[SKYLAKE_SERVER, ice_lake], newer);
-}
-
-#[test]
-fn linux_6_12_takes_the_path_of_each_amd_processor() {
-    // It says nothing of the idle routine.
-    let fam10h = Processor {
-        quirk: "",
-        ..FAM10H
-    };
-    check_all(&[fam10h, ZEN3], newer);
+fn linux_6_12_takes_the_path_and_the_records_of_ice_lake() {
+    check(Engine::Kvm, &ICE_LAKE_PEBS, newer());
 }

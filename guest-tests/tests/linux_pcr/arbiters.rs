@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use arbiter::abi::{MSR_BASE, MSR_STATUS};
 use guest_tests::linux::perf::{LOG, check_cycles_within, tsc_mhz};
-use guest_tests::linux::{self, Log, MODULES, Script, lines};
+use guest_tests::linux::{self, Log, MODULES, SIMULATED_CYCLES, Script, lines};
 use vmm::config::Engine;
 
-use super::{EVENTS, FIRMWARE, SIMULATED, TOLERANCE, guest, image, is_private, perf};
+use super::{EVENTS, FIRMWARE, TOLERANCE, guest, image, is_private, perf};
 
 /// A line that has samples taken by PMI of both events, about fifty of each.
 fn record(engine: Engine) -> String {
@@ -173,7 +173,7 @@ fn script(engine: Engine, case: &Case) -> Script {
 pub(super) fn check(engine: Engine, case: &Case) {
     let (own, counters): (&[&str], u32) = match engine {
         Engine::Kvm => (&FIRMWARE, case.counters[1]),
-        Engine::Emu => (&SIMULATED, case.counters[0]),
+        Engine::Emu => (&SIMULATED_CYCLES, case.counters[0]),
     };
     let flags = [own, case.flags].concat();
     let log = script(engine, case).run_on(&guest(engine, image(), &flags));

@@ -22,8 +22,6 @@ const FIRMWARE: [&str; 4] = [
     "--firmware-counter",
     "cycles,on=PMC0",
 ];
-/// Cycles on the processor in software.
-const SIMULATED: [&str; 2] = ["--cycles", "simulated"];
 /// The NMI watchdog would hold counters from the start.
 const NO_WATCHDOG: &str = "nmi_watchdog=0";
 /// The same event twice: Linux gives the first one Intel's fixed-function counter.
@@ -48,11 +46,7 @@ fn perf(engine: Engine) -> String {
 /// A guest with two vCPUs of which nothing but the script uses counters.
 fn guest(engine: Engine, image: LinuxImage, flags: &[&str]) -> UnderUmpire {
     let flags = [flags, &["--cpus", "2"]].concat();
-    let guest = match engine {
-        Engine::Kvm => UnderUmpire::new(image, &flags),
-        Engine::Emu => UnderUmpire::new(image, &flags).emulated(),
-    };
-    guest.with_kernel_options(NO_WATCHDOG)
+    UnderUmpire::on(engine, image, &flags).with_kernel_options(NO_WATCHDOG)
 }
 
 /// The guest with the modules, which are built once.

@@ -3,7 +3,7 @@
 
 use vmm::config::Engine;
 
-use super::{arbiters, interacting};
+use super::{arbiters, budget, interacting};
 
 #[test]
 fn amd_perfmonv2_arbiters_under_a_master() {
@@ -13,4 +13,9 @@ fn amd_perfmonv2_arbiters_under_a_master() {
 #[test]
 fn linux_6_1_never_counts_wrong_where_a_module_looks_after_its_counters() {
     interacting::linux_6_1(Engine::Emu);
+}
+
+#[test]
+fn perf_counts_on_whatever_the_budget() {
+    budget::check(Engine::Emu);
 }
