@@ -324,20 +324,7 @@ impl File {
         if self.connections_per_user == Some(0) {
             doubts.push("connections-per-user = 0 lets nobody connect; give at least 1".to_owned());
         }
-        if self.arrive_ms == Some(0) {
-            doubts.push(
-                "arrive-ms = 0 ends each lease of a control group in which nothing runs yet; give \
-                 the time in which something comes"
-                    .to_owned(),
-            );
-        }
-        if self.claim_window_ms == Some(0) && self.state.is_some() {
-            doubts.push(
-                "claim-window-ms = 0 gives no holder time to come back after a restart, so state \
-                 is of no use; give at least 1000"
-                    .to_owned(),
-            );
-        }
+        doubts.extend(self.void_times());
         let tenants = self.tenant.iter().map(toml::Spanned::get_ref);
         doubts.extend(tenants.filter_map(|tenant| tenant.void_limit(self.most_waiting)));
         let classes = self.tenant.iter().map(|tenant| &tenant.get_ref().class);
@@ -352,6 +339,33 @@ impl File {
                 "no tenant is of class '{name}'; give it to one (class = \"{name}\"), or leave it out"
             ));
         }
+        doubts.extend(self.void_watchdog());
+        doubts
+    }
+
+    /// Times that leave nothing.
+    fn void_times(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        if self.arrive_ms == Some(0) {
+            doubts.push(
+                "arrive-ms = 0 ends each lease of a control group in which nothing runs yet; give \
+                 the time in which something comes"
+                    .to_owned(),
+            );
+        }
+        if self.claim_window_ms == Some(0) && self.state.is_some() {
+            doubts.push(
+                "claim-window-ms = 0 gives no holder time to come back after a restart, so state \
+                 is of no use; give at least 1000"
+                    .to_owned(),
+            );
+        }
+        doubts
+    }
+
+    /// What of the watchdog nobody gets.
+    fn void_watchdog(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
         let watchdog = self.watchdog.as_ref().map(toml::Spanned::get_ref);
         match watchdog.map(|watchdog| (watchdog.keep, watchdog.only.as_deref())) {
             Some((true, Some(_))) => doubts.push(
