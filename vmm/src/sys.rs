@@ -11,7 +11,7 @@ mod resident;
 
 pub use affinity::{allowed_cpus, pin_this_thread, while_on_cpu};
 pub use kvm_pmu::{
-    Errno, HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal,
+    HaltStats, Halted, KickTarget, KickTimer, StatsError, install_kick_handler, kick_signal,
     thread_cpu_time,
 };
 pub use nap::nap;

@@ -39,8 +39,9 @@ impl Bare {
     pub(super) fn new(kvm: KvmVcpu, vm: Arc<KvmVm>, handler: u64) -> Result<Self, BenchError> {
         /// From RIP to SS.
         const RETURN_FRAME: u64 = 5 * 8;
-        install_kick_handler().map_err(BenchError::Signal)?;
-        let timer = KickTimer::for_this_thread().map_err(BenchError::Signal)?;
+        install_kick_handler().map_err(|error| BenchError::Signal(error.into()))?;
+        let timer =
+            KickTimer::for_this_thread().map_err(|error| BenchError::Signal(error.into()))?;
         let stack = kvm.get_regs()?.rsp;
         Self::own_idt(&kvm, &vm, handler)?;
         Ok(Self {

@@ -7,7 +7,7 @@ use vmm::cpuid::CpuidError;
 use vmm::doctor::Refusal;
 use vmm::kvm::{HostError, VcpuError};
 use vmm::micro::{MicroError, MicroRunError};
-use vmm::sys::Errno;
+use vmm_sys_util::errno;
 
 /// The measurement failed.
 #[derive(Debug, Error)]
@@ -41,7 +41,7 @@ pub enum BenchError {
     Vendor(#[from] CpuidError),
     /// The kick signal could not be set up.
     #[error("the kick signal cannot be set up: {0}")]
-    Signal(Errno),
+    Signal(errno::Error),
     /// Two VMs cannot run side by side.
     #[error("this needs two host CPUs, and only one may be used (see `taskset -p $$`)")]
     OneCpu,

@@ -40,10 +40,11 @@ impl BareLoop {
         period: Duration,
         ticks: u64,
     ) -> Result<Self, BenchError> {
-        install_kick_handler().map_err(BenchError::Signal)?;
+        install_kick_handler().map_err(|error| BenchError::Signal(error.into()))?;
         Ok(Self {
             kvm,
-            timer: KickTimer::for_this_thread().map_err(BenchError::Signal)?,
+            timer: KickTimer::for_this_thread()
+                .map_err(|error| BenchError::Signal(error.into()))?,
             counter,
             period,
             ticks,

@@ -283,7 +283,7 @@ const WORD: usize = size_of::<Word>();
 impl Piece<'_> {
     /// Whether a whole word begins `done` bytes behind the start.
     fn has_word(&self, done: usize) -> bool {
-        self.at.addr().wrapping_add(done) % WORD == 0 && self.len - done >= WORD
+        self.at.addr().wrapping_add(done).is_multiple_of(WORD) && self.len - done >= WORD
     }
 
     /// Reads them into `buffer`, which is as long.
