@@ -54,7 +54,7 @@ impl Amount {
                 seconds: 0.1,
                 period: 2_000_000,
                 provenance: "simulated",
-                // AMD's 1D1H are calls.
+                // On AMD's processors D1H are conditional branches.
                 dead: "r17d",
             },
         }

@@ -1,10 +1,9 @@
 //! The hardware events of the `perf` backend at a kernel that has a PMU: in an unmodified Linux
-//! guest, whose PMU is Umpire's own, counted by `sim` and `clock` on KVM in L1, and on the engine emu
-//! by ticks of its virtual time.
+//! guest in L1, whose PMU is Umpire's own, counted by `sim` and `clock`.
 
 use std::path::PathBuf;
 
-use guest_tests::linux::{LinuxImage, SIMULATED_CYCLES, UnderUmpire};
+use guest_tests::linux::{LinuxImage, UnderUmpire};
 use guest_tests::umpire;
 
 const CONTRACT: &str = "perf-contract";
@@ -24,15 +23,11 @@ fn contract() -> PathBuf {
     path
 }
 
-/// The guest's image, with the program.
-fn image() -> LinuxImage {
+/// The hardware event `event` keeps the contract; `found`: how many counters there are for it.
+fn check(flags: &[&str], event: &str, found: &str) {
     let image = LinuxImage::fetch().expect("the guest's image");
-    image.with_program(CONTRACT, contract())
-}
-
-/// The hardware event `event` of a guest keeps the contract; `found`: how many counters there are
-/// for it.
-fn check(guest: &UnderUmpire, event: &str, found: &str) {
+    let image = image.with_program(CONTRACT, contract());
+    let guest = UnderUmpire::with_rates(image, flags, RATES);
     let steps = guest.run(&format!("{CONTRACT} {event}")).steps;
     let [step] = steps.as_slice() else {
         panic!("one step");
@@ -51,23 +46,12 @@ fn check(guest: &UnderUmpire, event: &str, found: &str) {
 /// A raw code of the processor's vendor, on counters that are all alike.
 #[test]
 fn a_raw_code_on_an_amd_processor_keeps_the_contract() {
-    let guest = UnderUmpire::with_rates(image(), &["--pmu", "amd-core"], RATES);
-    check(&guest, "instructions", ": 6 counters");
+    check(&["--pmu", "amd-core"], "instructions", ": 6 counters");
 }
 
 /// The kernel's generic event, on four programmable counters and a fixed one.
-const GENERIC: [&str; 4] = ["--cpu-vendor", "intel", "--pmu", "intel-v2"];
-
 #[test]
 fn a_generic_event_on_an_intel_processor_keeps_the_contract() {
-    let guest = UnderUmpire::with_rates(image(), &GENERIC, RATES);
-    check(&guest, "cycles", ": 5 counters");
-}
-
-#[test]
-fn a_generic_event_on_emu_keeps_the_contract() {
-    let flags = [&GENERIC, SIMULATED_CYCLES.as_slice()].concat();
-    let guest = UnderUmpire::new(image(), &flags).emulated();
-    let guest = guest.with_kernel_options("nmi_watchdog=0");
-    check(&guest, "cycles", ": 5 counters");
+    let flags = ["--cpu-vendor", "intel", "--pmu", "intel-v2"];
+    check(&flags, "cycles", ": 5 counters");
 }

@@ -76,6 +76,10 @@ impl Precise {
     fn script(&self, engine: Engine) -> [String; 6] {
         let record = format!("perf record -q {}", self.of);
         let (seconds, period) = sampling(engine);
+        let rate = match engine {
+            Engine::Kvm => 100,
+            Engine::Emu => 1000,
+        };
         [
             "echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent".to_owned(),
             "dmesg | grep -E 'PEBS|IBS'; cat /sys/bus/event_source/devices/cpu/caps/max_precise"
@@ -85,7 +89,10 @@ impl Precise {
                  perf stat -x, -o /tmp/stat -e cycles taskset 1 spin {seconds}; cat /tmp/stat"
             ),
             count_samples("/tmp/pp"),
-            format!("{record} -F 100 -o /tmp/own taskset 1 spin 0.5"),
+            format!(
+                "{record} -F {rate} -o /tmp/own taskset 1 spin {}",
+                seconds / 2.0
+            ),
             count_samples("/tmp/own"),
         ]
     }
