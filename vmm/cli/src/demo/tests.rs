@@ -86,11 +86,11 @@ fn presets_and_faults() {
 
 #[test]
 fn without_kvm_no_count_is_shown() {
-    let refusal = Refusal::Obstacle("the reason");
+    let refusal = Refusal::Obstacle(vmm::probe::HostRefusal::Unknown);
     let mut text = Vec::new();
     decline(&refusal, "demo", false, &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
-    assert!(text.contains("nothing was counted: the reason"), "{text}");
+    assert!(text.contains("nothing was counted: the RDPMC"), "{text}");
     assert!(text.contains("cargo l1"), "{text}");
     let mut json = Vec::new();
     decline(&refusal, "demo", true, &mut json).unwrap();

@@ -167,7 +167,7 @@ fn without_steps_the_step_backend_is_refused_alone() {
 
 #[test]
 fn without_kvm_there_are_the_models_of_emu() {
-    let refusal = vmm::doctor::Refusal::Obstacle("the reason");
+    let refusal = vmm::doctor::Refusal::Obstacle(vmm::probe::HostRefusal::Unknown);
     let diagnosis = Diagnosis::without_kvm(facts(), &refusal);
     let mut text = Vec::new();
     report(&diagnosis, false, &mut text).unwrap();
@@ -178,7 +178,7 @@ fn without_kvm_there_are_the_models_of_emu() {
         "note  auto   emu on this host",
         "ok    sim",
         "no    clock  cannot be used: it needs KVM",
-        "on KVM here: the reason.",
+        "on KVM here: the RDPMC",
     ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
