@@ -1,6 +1,6 @@
 //! Debian's kernels, 6.1 and 6.12, on the PMU models: each driver takes the number of counters,
 //! the fixed ones and the version that were announced, counts and samples, and warns of nothing.
-//! 6.1 on KVM in L1, and 6.12 on the engine emu, which counts instructions too.
+//! On KVM in L1, and some of 6.12 on the engine emu, which counts instructions too.
 
 mod identities;
 mod on_emu;
@@ -235,7 +235,20 @@ fn linux_6_1_takes_intels_version_5() {
     check_all(Engine::Kvm, &INTEL[4..], older);
 }
 
+/// Versions 4 and 5 that kernel has with the processors of [`identities`].
+#[test]
+fn linux_6_12_takes_intels_first_versions() {
+    check_all(Engine::Kvm, &INTEL[..3], newer);
+}
+
 #[test]
 fn linux_6_1_takes_amds_models() {
     check_all(Engine::Kvm, &AMD, older);
+}
+
+/// The other models that kernel has with the processors of [`identities`].
+#[test]
+fn linux_6_12_takes_amds_first_and_last_model() {
+    check_all(Engine::Kvm, &AMD[..1], newer);
+    check_all(Engine::Kvm, &AMD[3..], newer);
 }

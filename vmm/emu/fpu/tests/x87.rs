@@ -461,7 +461,7 @@ fn is_in_range(insn: Insn, x: F80) -> bool {
         // Towards 0 those of the smallest normal number are below it and underflow, but on Intel's
         // processors, which give the number itself.
         0xf2 | 0xfb | 0xfe | 0xff => {
-            !(0x3ffe..0x403e).contains(&field) && !(field <= 1 && x.sig == 1 << 63)
+            !((0x3ffe..0x403e).contains(&field) || field <= 1 && x.sig == 1 << 63)
         }
         _ => true,
     }
