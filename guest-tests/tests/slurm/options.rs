@@ -261,6 +261,7 @@ fn who_is_patient_waits_on_the_node_or_in_slurms_queue() {
     let (status, text) = said(&job.wait_with_output().expect("it is ours"));
     assert_eq!((status, text.as_str()), (Some(0), "it ran\n"));
 
+    until_leases(&arbiters[0], 0);
     // Requeued as often as that, and then it fails.
     let monitor = arbiters[0].acquire(&whole_cpus(2, false));
     let (job, _) = batch(
