@@ -87,7 +87,8 @@ fn nothing_is_left_of_jobs_and_their_cluster() {
     );
     cluster.be_idle();
     until_leases(&arbiters[0], 0);
-    assert_eq!(groups_of_steps(), [PathBuf::new(); 0]);
+    let left = groups_of_steps();
+    assert!(left.is_empty(), "{left:?}");
     let folder = cluster.folder.clone();
     drop(arbiters);
     drop(cluster);
