@@ -14,7 +14,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use umpire_service::Poll;
 
-use crate::groups::{Tree, has_moved, path_of};
+use crate::groups::{GroupState, NoGroup, Tree, is_populated};
 use crate::journal::Entry;
 use crate::service::Service;
 use crate::task::Task;
@@ -161,10 +161,30 @@ impl Groups {
     }
 
     /// The events of the group itself; `None`: it is gone, whoever has its path now.
-    fn events_of(&mut self, service: &Service, group: &Group) -> Option<File> {
-        let named = self.tree(service)?.find(&group.path).ok()?;
-        let is_it = named.group.id == group.id;
-        named.events().ok().filter(|_| is_it)
+    ///
+    /// # Errors
+    /// It cannot be looked for.
+    fn events_of(&mut self, service: &Service, group: &Group) -> Result<Option<File>, NoGroup> {
+        let tree = match &self.tree {
+            Some(tree) => tree,
+            None => self.tree.insert(Tree::open(&service.config().root)?),
+        };
+        tree.events_of(group)
+    }
+
+    /// What runs in a group that is watched.
+    fn see(&mut self, service: &Service, group: &WatchedGroup) -> Result<GroupState, NoGroup> {
+        let seen = |events: &File| {
+            let failed = |error: Errno| NoGroup::Io(group.group.path.clone(), error.into());
+            is_populated(events).map_err(failed)
+        };
+        match &group.events {
+            Some(events) => seen(events),
+            None => match self.events_of(service, &group.group)? {
+                Some(events) => seen(&events),
+                None => Ok(GroupState::Gone),
+            },
+        }
     }
 
     fn leave(&mut self, lease: LeaseId) {
@@ -295,9 +315,9 @@ impl Groups {
             if !std::mem::replace(&mut self.blind, true) {
                 log::warn!("{why}; its lease stays");
             }
-            Seen::Unknown
+            GroupState::Unknown
         });
-        self.blind &= seen == Seen::Unknown;
+        self.blind &= seen == GroupState::Unknown;
         for (lease, arrival) in &mut watched.leases {
             if let Some(why) = arrival.end(seen, now) {
                 self.ended.insert(*lease, why);
@@ -325,20 +345,20 @@ impl Arrival {
     }
 
     /// Why the lease ends, if it does.
-    fn end(&mut self, seen: Seen, now: BootTime) -> Option<Cause> {
+    fn end(&mut self, seen: GroupState, now: BootTime) -> Option<Cause> {
         match seen {
-            Seen::Unknown => None,
-            Seen::Runs => {
+            GroupState::Unknown => None,
+            GroupState::Runs => {
                 *self = Arrival {
                     came: true,
                     by: None,
                 };
                 None
             }
-            Seen::Empty if self.is_overdue(now) => Some(Cause::NobodyCame),
-            Seen::Empty if !self.came => None,
+            GroupState::Empty if self.is_overdue(now) => Some(Cause::NobodyCame),
+            GroupState::Empty if !self.came => None,
             // All that ran in it has ended, or it is gone itself.
-            Seen::Empty | Seen::Gone => Some(Cause::GroupEmpty),
+            GroupState::Empty | GroupState::Gone => Some(Cause::GroupEmpty),
         }
     }
 }
@@ -391,13 +411,22 @@ mod tests {
             by: due(19),
         };
         let end = |one: &mut Arrival, seen, now| one.end(seen, BootTime(now));
-        assert_eq!(end(&mut first, Seen::Empty, 9), None);
-        assert_eq!(end(&mut first, Seen::Empty, 10), Some(Cause::NobodyCame));
-        assert_eq!(end(&mut waits, Seen::Empty, 10), None);
-        assert_eq!(end(&mut later, Seen::Empty, 10), None);
-        assert_eq!(end(&mut later, Seen::Runs, 11), None);
-        assert_eq!(end(&mut later, Seen::Empty, 30), Some(Cause::GroupEmpty));
-        assert_eq!(end(&mut waits, Seen::Gone, 30), Some(Cause::GroupEmpty));
+        assert_eq!(end(&mut first, GroupState::Empty, 9), None);
+        assert_eq!(
+            end(&mut first, GroupState::Empty, 10),
+            Some(Cause::NobodyCame)
+        );
+        assert_eq!(end(&mut waits, GroupState::Empty, 10), None);
+        assert_eq!(end(&mut later, GroupState::Empty, 10), None);
+        assert_eq!(end(&mut later, GroupState::Runs, 11), None);
+        assert_eq!(
+            end(&mut later, GroupState::Empty, 30),
+            Some(Cause::GroupEmpty)
+        );
+        assert_eq!(
+            end(&mut waits, GroupState::Gone, 30),
+            Some(Cause::GroupEmpty)
+        );
     }
 
     /// What does not answer has not said that nothing runs there.
@@ -407,12 +436,12 @@ mod tests {
             came: true,
             by: None,
         };
-        assert_eq!(arrival.end(Seen::Unknown, BootTime(30)), None);
+        assert_eq!(arrival.end(GroupState::Unknown, BootTime(30)), None);
         let mut due = Arrival {
             came: false,
             by: Some(BootTime(10)),
         };
-        assert_eq!(due.end(Seen::Unknown, BootTime(30)), None);
+        assert_eq!(due.end(GroupState::Unknown, BootTime(30)), None);
         let file = tempfile::NamedTempFile::new().expect("a file");
         let writes = File::options().write(true).open(file.path());
         let seen = is_populated(&writes.expect("it is there"));

@@ -179,6 +179,86 @@ impl Tree {
         Ok(NamedGroup { folder, group })
     }
 
+    /// Whether something runs in a group or below it, whoever has its path now.
+    ///
+    /// # Errors
+    /// That cannot be seen.
+    pub(crate) fn state(&self, group: &Group) -> Result<GroupState, NoGroup> {
+        match self.events_of(group)? {
+            None => Ok(GroupState::Gone),
+            Some(events) => {
+                let seen = is_populated(&events);
+                seen.map_err(|error| NoGroup::Io(group.path.clone(), error.into()))
+            }
+        }
+    }
+
+    /// The `cgroup.events` of the group itself; `None`: it is gone, whoever has its path now.
+    ///
+    /// # Errors
+    /// It cannot be looked for.
+    pub(crate) fn events_of(&self, group: &Group) -> Result<Option<File>, NoGroup> {
+        let named = match self.find(&group.path) {
+            Err(NoGroup::NotThere(_)) => return Ok(None),
+            named => named?,
+        };
+        if named.group.id != group.id {
+            return Ok(None);
+        }
+        match named.events() {
+            Err(error) if is_removed(error) => Ok(None),
+            events => events
+                .map(Some)
+                .map_err(|error| NoGroup::Io(group.path.clone(), error.into())),
+        }
+    }
+
+    /// Whether a thread runs in a group or below it.
+    ///
+    /// # Errors
+    /// That cannot be seen.
+    pub(crate) fn runs_in(&self, thread: u32, group: &Group) -> Result<bool, NoGroup> {
+        let path = match task::cgroup(thread) {
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            path => path.map_err(|error| NoGroup::Io(group.path.clone(), error))?,
+        };
+        match path.map(|path| self.chain(&path)) {
+            // It was removed, with nothing in it.
+            None | Some(Err(NoGroup::NotThere(_))) => Ok(false),
+            Some(chain) => Ok(chain?.contains(&group.id)),
+        }
+    }
+
+    /// The groups that have these numbers. `None`: there are more groups than are looked
+    /// through.
+    pub(crate) fn numbered(&self, numbers: &BTreeSet<GroupId>) -> Option<Vec<Group>> {
+        let mut found = Vec::new();
+        let mut paths = vec![PathBuf::from(".")];
+        let mut seen = 0;
+        while let Some(path) = paths.pop() {
+            seen += 1;
+            let read = below(&self.top, &path).and_then(|folder| {
+                let number = GroupId(fstat(&folder)?.st_ino);
+                Ok((
+                    number,
+                    folders(&folder, MOST_GROUPS - seen.min(MOST_GROUPS))?,
+                ))
+            });
+            // It was removed meanwhile.
+            let Ok((number, inside)) = read else { continue };
+            if numbers.contains(&number) {
+                let names = path.strip_prefix(".").ok()?.to_str();
+                found.extend(names.and_then(|names| self.find(&format!("/{names}")).ok()));
+            }
+            paths.extend(inside?.into_iter().map(|name| path.join(name)));
+            if seen + paths.len() > MOST_GROUPS {
+                return None;
+            }
+        }
+        Some(found.into_iter().map(|named| named.group).collect())
+    }
+
     /// The groups that a path leads through, from the outermost on: that of a process, whose
     /// names are any bytes.
     pub(crate) fn chain(&self, path: &[u8]) -> Result<Vec<GroupId>, NoGroup> {
@@ -202,6 +282,46 @@ impl Tree {
             folder = Some(next);
         }
         Ok((folder, chain))
+    }
+}
+
+/// What is seen of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GroupState {
+    /// Something runs in it, or below it.
+    Runs,
+    /// Nothing does.
+    Empty,
+    /// There is no such group any more.
+    Gone,
+    /// That cannot be told: it is as it was.
+    Unknown,
+}
+
+/// The groups of this host for whoever has no tree yet: they are looked for when one is asked
+/// for first.
+#[derive(Debug)]
+pub(crate) struct LateTree {
+    root: PathBuf,
+    tree: Option<Tree>,
+}
+
+impl LateTree {
+    /// The kernel's files are below `root`.
+    pub(crate) fn new(root: &Path) -> Self {
+        LateTree {
+            root: root.to_owned(),
+            tree: None,
+        }
+    }
+
+    /// # Errors
+    /// There is no hierarchy of version 2.
+    pub(crate) fn get(&mut self) -> Result<&Tree, NoGroup> {
+        if self.tree.is_none() {
+            self.tree = Some(Tree::open(&self.root)?);
+        }
+        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
     }
 }
 
@@ -308,14 +428,28 @@ fn failed(path: &str, error: Errno) -> NoGroup {
     }
 }
 
-/// Whether something runs in the group of a `cgroup.events`; `None`: it is gone. What is read is
-/// not news any more.
-pub(crate) fn is_populated(events: &File) -> Option<bool> {
+/// Whether the kernel says so of a group that was removed.
+fn is_removed(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NODEV)
+}
+
+/// Whether something runs in the group of a `cgroup.events`. What is read is not news any more.
+pub(crate) fn is_populated(events: &File) -> rustix::io::Result<GroupState> {
     let mut text = [0; 256];
-    let length = events.read_at(&mut text, 0).ok()?;
+    let length = match events.read_at(&mut text, 0) {
+        Ok(length) => length,
+        Err(error) => {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            return is_removed(errno).then_some(GroupState::Gone).ok_or(errno);
+        }
+    };
     let mut lines = text[..length].split(|byte| *byte == b'\n');
-    let line = lines.find_map(|line| line.strip_prefix(b"populated "))?;
-    Some(line != b"0")
+    let populated = lines.find_map(|line| line.strip_prefix(b"populated "));
+    match populated {
+        Some(b"0") => Ok(GroupState::Empty),
+        Some(_) => Ok(GroupState::Runs),
+        None => Err(Errno::IO),
+    }
 }
 
 impl NamedGroup {

@@ -113,8 +113,23 @@ impl Lost {
     }
 
     /// Whether there is nothing left that it could count.
-    fn is_over(&self) -> bool {
-        let is_gone = |(number, started)| peer::is_gone(started, &Life::of(number));
+    fn is_over(&self, groups: &mut LateTree) -> bool {
+        let allowed = &self.open.allowed;
+        let state = |group: &Group| groups.get().and_then(|tree| tree.state(group));
+        let state = allowed.group.as_ref().map(state);
+        let nothing_runs = matches!(state, Some(Ok(GroupState::Empty | GroupState::Gone)));
+        if self.open.root.is_some() {
+            // Nobody knows who has inherited it: only that it runs in the group, or has moved
+            // out of it.
+            let process = self.open.root.and_then(|root| root.process);
+            let with_process = allowed.event.follows == Follows::Threads
+                && process.is_some_and(|process| matches!(Task::of(process), Ok(None)));
+            return inherited::has_ended(&self.open) && (nothing_runs || with_process);
+        }
+        if matches!(state, Some(Ok(GroupState::Gone))) {
+            return true;
+        }
+        let is_gone = |(number, started)| peer::is_gone(started, &Task::of(number));
         // A thread that has called `execve` has the number and the start of its process.
         is_gone(self.open.life) && is_gone((self.open.pid, self.open.process))
     }

@@ -70,20 +70,20 @@ pub(super) struct NewEvent {
     pub(super) process: Option<OwnedFd>,
 }
 
-type Answer = (PendingEvent, Result<NewEvent, String>);
+type OpenAnswer = (PendingEvent, Result<NewEvent, String>);
 /// How an event is opened; the kernel's files are below the path.
-type Kernel = fn(&Allowed, &Path) -> Result<Handed, String>;
+type OpenCall = fn(&Allowed, &Path) -> Result<Handed, String>;
 
 /// All that are being opened.
 #[derive(Debug)]
 pub(super) struct Opens {
     busy: BTreeMap<u32, Busy>,
     behind: VecDeque<PendingEvent>,
-    sends: Sender<Answer>,
-    done: Receiver<Answer>,
+    sends: Sender<OpenAnswer>,
+    done: Receiver<OpenAnswer>,
     tells: UnixStream,
     told: UnixStream,
-    opens: Kernel,
+    opens: OpenCall,
     root: PathBuf,
 }
 
@@ -94,7 +94,7 @@ impl Opens {
     }
 
     /// The same with a kernel of the caller's choice.
-    pub(super) fn with(opens: Kernel, root: &Path) -> io::Result<Self> {
+    pub(super) fn with(opens: OpenCall, root: &Path) -> io::Result<Self> {
         let (told, tells) = UnixStream::pair()?;
         told.set_nonblocking(true)?;
         tells.set_nonblocking(true)?;
@@ -224,7 +224,7 @@ impl Opens {
 }
 
 /// Opens an event, in the order that keeps its thread the one that is meant.
-fn open_new(asked: &PendingEvent, opens: Kernel, root: &Path) -> Result<NewEvent, String> {
+fn open_new(asked: &PendingEvent, opens: OpenCall, root: &Path) -> Result<NewEvent, String> {
     let process = asked.process.map(peer::open_process).transpose();
     let process = process.map_err(|error| format!("the thread's process: {error}"))?;
     let since = match asked.allowed.event.follows {

@@ -140,7 +140,7 @@ pub(super) fn tenant_of<'a>(
 }
 
 /// A thread, and whether it runs in the control group of a lease, if that is for one.
-pub(super) type Found = (Task, Option<Result<bool, NoGroup>>);
+pub(super) type NamedThread = (Task, Option<Result<bool, NoGroup>>);
 
 /// A request for an event, and what it is judged by.
 #[derive(Clone, Copy, Debug)]
@@ -162,7 +162,7 @@ impl<'a> Asking<'a> {
     /// It may have none.
     pub(super) fn event(
         self,
-        thread: impl FnOnce(Option<&Group>) -> Option<Result<Found, NoThread>>,
+        thread: impl FnOnce(Option<&Group>) -> Option<Result<NamedThread, NoThread>>,
     ) -> Result<Allowed, Denial> {
         let lease = self.lease()?;
         self.opens_events(lease)?;
@@ -256,7 +256,7 @@ impl<'a> Asking<'a> {
         self,
         lease: &Lease,
         group: &Group,
-        named: Option<Result<Found, NoThread>>,
+        named: Option<Result<NamedThread, NoThread>>,
     ) -> Result<Option<u32>, Denial> {
         let foreign = |why: String| Err(wire::Refusal::of(Reason::ForeignThread, why).into());
         let Some(named) = named else {
