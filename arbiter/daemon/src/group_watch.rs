@@ -14,7 +14,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use umpire_service::Poll;
 
-use crate::groups::{GroupState, NoGroup, Tree, is_populated};
+use crate::groups::{NoGroup, Tree, has_moved, path_of};
 use crate::journal::Entry;
 use crate::service::Service;
 use crate::task::Task;
@@ -165,11 +165,19 @@ impl Groups {
     /// # Errors
     /// It cannot be looked for.
     fn events_of(&mut self, service: &Service, group: &Group) -> Result<Option<File>, NoGroup> {
-        let tree = match &self.tree {
-            Some(tree) => tree,
-            None => self.tree.insert(Tree::open(&service.config().root)?),
+        let named = match self.tree(service)?.find(&group.path) {
+            Err(NoGroup::NotThere(_)) => return Ok(None),
+            named => named?,
         };
-        tree.events_of(group)
+        if named.group.id != group.id {
+            return Ok(None);
+        }
+        match named.events() {
+            Err(error) if is_gone(error) => Ok(None),
+            events => events
+                .map(Some)
+                .map_err(|error| NoGroup::Io(group.path.clone(), error.into())),
+        }
     }
 
     /// What runs in a group that is watched.
@@ -265,7 +273,7 @@ impl Groups {
     }
 
     fn has_moved(&mut self, service: &Service, scope: &Scope) -> bool {
-        let mut seen: BTreeMap<String, bool> = BTreeMap::new();
+        let mut seen: BTreeMap<Vec<u8>, bool> = BTreeMap::new();
         let mut threads = scope.threads().iter();
         threads.any(|thread| {
             // The end of one that has ended is told of by itself.
@@ -286,24 +294,22 @@ impl Groups {
         })
     }
 
-    fn is_moved_to(&mut self, service: &Service, scope: &Scope, path: &str) -> bool {
-        let arbiter = service.arbiter();
-        if path.is_empty() {
-            return has_moved(arbiter, scope, None);
-        }
-        match self.tree(service).map(|tree| tree.find(path)) {
-            Some(Ok(named)) => has_moved(arbiter, scope, Some(&named.group)),
-            // It was removed just now, so whoever ran there runs elsewhere, or nowhere: the next
-            // look tells.
-            Some(Err(_)) | None => false,
-        }
+    fn is_moved_to(&mut self, service: &Service, scope: &Scope, path: &[u8]) -> bool {
+        let chain = if path.is_empty() {
+            Ok(Vec::new())
+        } else {
+            self.tree(service).and_then(|tree| tree.chain(path))
+        };
+        // One that was removed just now has nobody in it, so the next look tells.
+        chain.is_ok_and(|chain| has_moved(service.arbiter(), scope, &chain))
     }
 
-    fn tree(&mut self, service: &Service) -> Option<&Tree> {
-        if self.tree.is_none() {
-            self.tree = Tree::open(&service.config().root).ok();
+    fn tree(&mut self, service: &Service) -> Result<&Tree, NoGroup> {
+        match &self.tree {
+            Some(_) => {}
+            None => self.tree = Some(Tree::open(&service.config().root)?),
         }
-        self.tree.as_ref()
+        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
     }
 
     fn look_at(&mut self, service: &Service, group: GroupId, now: BootTime) {

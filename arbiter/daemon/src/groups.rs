@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::hierarchies;
-use crate::task::{Task, Text};
+use crate::task::{self, Task};
 
 /// Groups are in no more others.
 pub(crate) const DEEPEST: usize = 64;
@@ -342,40 +342,39 @@ pub(crate) fn shown(path: &[u8]) -> String {
 /// not any more.
 ///
 /// # Errors
-/// It cannot be read.
-pub(crate) fn path_of(thread: ThreadId) -> io::Result<Option<String>> {
-    let path = task::cgroup(thread.number);
+/// It cannot be told.
+pub(crate) fn path_of(thread: ThreadId) -> io::Result<Option<Vec<u8>>> {
+    let path = match task::cgroup(thread.number) {
+        Err(error) if task::is_none(&error) => return Ok(None),
+        path => path?,
+    };
     // Whoever has its number now may be another.
-    if Task::of(thread.number)?.is_none_or(|task| task.id != thread || task.ended) {
-        return Ok(None);
-    }
-    let path = path?.and_then(|path| String::from_utf8(path).ok());
-    Ok(path.filter(|path| path != "/"))
+    let is_it = |task: &Task| task.id == thread && !task.ended;
+    let is_there = Task::of(thread.number)?.as_ref().is_some_and(is_it);
+    Ok(path.filter(|path| is_there && path != b"/"))
 }
 
-/// The innermost group that has a lease, or waits for one, of this one and those that it is in.
-pub(crate) fn innermost_leased(arbiter: &HostArbiter, group: &Group) -> Option<Arc<Group>> {
+/// The innermost of some groups, from the outermost on, that has a lease, or waits for one.
+pub(crate) fn innermost_leased(arbiter: &HostArbiter, chain: &[GroupId]) -> Option<Arc<Group>> {
     let leased = arbiter.leased_groups();
-    let mut chain = [&group.id].into_iter().chain(group.above.iter().rev());
-    let id = chain.find_map(|id| leased.get(id)?.first())?;
+    let id = chain
+        .iter()
+        .rev()
+        .find_map(|group| leased.get(group)?.first())?;
     arbiter.lease(*id)?.terms.scope.group().cloned()
 }
 
-/// Whether a lease for threads is not any more what it was, with one of them in this group now;
-/// `None`: in none.
-pub(crate) fn has_moved(arbiter: &HostArbiter, scope: &Scope, now: Option<&Group>) -> bool {
-    let is_in =
-        |group: &Group, other: &Group| group.id == other.id || group.above.contains(&other.id);
+/// Whether a lease for threads is not any more what it was, with one of them in these groups now,
+/// from the outermost on.
+pub(crate) fn has_moved(arbiter: &HostArbiter, scope: &Scope, chain: &[GroupId]) -> bool {
     match scope {
         Scope::Cpu | Scope::Group(_) => false,
-        Scope::Thread(_) => now.is_some_and(|now| innermost_leased(arbiter, now).is_some()),
-        Scope::Part(part) => !now.is_some_and(|now| {
-            let leased = innermost_leased(arbiter, now);
-            let is_it = |leased: Arc<Group>| {
-                leased.id == part.of.id || part.with_others && is_in(now, &part.of)
-            };
-            leased.is_some_and(is_it)
-        }),
+        Scope::Thread(_) => innermost_leased(arbiter, chain).is_some(),
+        Scope::Part(part) if part.with_others => !chain.contains(&part.of.id),
+        Scope::Part(part) => {
+            let leased = innermost_leased(arbiter, chain);
+            leased.is_none_or(|leased| leased.id != part.of.id)
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use guest_tests::l1::{Machine, Run};
 use umpire_lease::{
     Arbiter, CallError, Counters, GroupsOut, Lease, LeaseScope, NoReply, Reason, Request,
 };
@@ -106,6 +107,11 @@ impl Slice {
     pub(super) fn move_to(&self, below: &str, process: u32) {
         let procs = self.folder.join(&below[1..]).join("cgroup.procs");
         fs::write(procs, process.to_string()).expect("it goes there");
+    }
+
+    fn move_to(&self, below: &str, child: usize) {
+        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
+        fs::write(procs, self.children[child].id().to_string()).expect("it goes there");
     }
 
     fn move_to(&self, below: &str, child: usize) {
@@ -542,7 +548,7 @@ fn a_thread_in_a_leased_group_is_found_by_names_of_any_bytes() {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
     let mut child = child.expect("cat starts");
     fs::write(odd.join("cgroup.procs"), child.id().to_string()).expect("it goes there");
-    granted(&daemon, &job, 1);
+    let above = granted(&daemon, &job, 1);
     let of_thread = Request {
         counters: vec![Counters::programmable(1)],
         scope: Some(LeaseScope::Thread),
@@ -552,11 +558,7 @@ fn a_thread_in_a_leased_group_is_found_by_names_of_any_bytes() {
     let asked = lease(&daemon, &of_thread);
     child.kill().expect("it runs");
     child.wait().expect("it ends");
-    let (_, message) = asked.expect_err("it counts by the group's");
-    assert!(
-        message.contains("which has a lease or is below one") && message.contains("/job/B"),
-        "{message}"
-    );
+    assert_eq!(asked.expect("a part of the group's").within, Some(above));
 }
 
 #[test]
@@ -733,4 +735,76 @@ fn who_leaves_the_group_loses_its_part() {
     assert_eq!(why_ended(&daemon, inner), "moved-away");
     let (_, said) = ended(held);
     assert!(said.contains("in another control group now"), "{said}");
+}
+
+/// In namespaces of its own: of control groups, of processes, of mounts.
+#[test]
+fn a_container_has_a_lease_for_itself_and_parts_of_it() {
+    let Some(slice) = Slice::new("a_container_has_a_lease_for_itself_and_parts_of_it") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let [_, inner] = ["/job", "/job/inner"].map(|name| slice.make(name));
+    let procs = slice.folder.join("job/inner/cgroup.procs");
+    let script = "echo $$ > \"$0\" && exec unshare --cgroup --pid --fork --mount --mount-proc sh -c \
+         '\"$0\" lease --cgroup . --counters 2 && \"$0\" lease -- true' \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(procs);
+    command.arg(guest_tests::umpire::path());
+    let asked = command.env("UMPIRE_ARBITER", daemon.socket()).output();
+    let asked = asked.expect("sh starts");
+    let errors = String::from_utf8_lossy(&asked.stderr).into_owned();
+    if errors.contains("unshare failed") {
+        println!("skipped: a_container_has_a_lease_for_itself_and_parts_of_it: {errors}");
+        return;
+    }
+    assert!(asked.status.success(), "{errors}");
+    let out = String::from_utf8_lossy(&asked.stdout).into_owned();
+    assert!(out.starts_with("lease 1: 2 of 2"), "{out}");
+    assert!(
+        errors.contains("lease 2: 1 of 1") && errors.contains("out of lease 1"),
+        "{errors}"
+    );
+    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
+    assert!(audit.contains(&inner), "{audit}");
+    until_there(&daemon, &[]);
+}
+
+/// What is seen on a host whose control groups are of version 2 alone.
+const PURE: [&str; 8] = [
+    "what_a_group_holds_is_the_groups_until_nothing_runs_there",
+    "groups_in_groups_end_in_every_order",
+    "who_does_not_come_in_time_has_nothing",
+    "a_name_that_is_anothers_by_now_holds_nothing",
+    "threads_with_leases_and_groups_do_not_mix",
+    "a_lease_within_a_lease_is_found_by_itself",
+    "who_leaves_the_group_loses_its_part",
+    "a_container_has_a_lease_for_itself_and_parts_of_it",
+];
+
+/// L1's kernel has no version 1 mounted beside it.
+#[test]
+fn groups_are_the_same_where_there_is_version_2_alone() {
+    let tests = std::env::current_exe().expect("this test has a file");
+    let names = PURE.map(|name| format!("arbiterd::groups::{name}"));
+    let script = "mount -t cgroup2 none /sys/fs/cgroup && exec \"$@\"";
+    let run = Run::new("sh").args(["-c", script, "sh"]).arg(tests);
+    let run = run
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .args(names);
+    let run = ["unshare", "cat"].into_iter().fold(run, |run, name| {
+        let here = Path::new("/usr/bin").join(name);
+        if here.exists() { run.file(here) } else { run }
+    });
+    let run = run.file(guest_tests::umpire::path());
+    let machine = Machine::new().memory_mib(2048).timeout(LONG * 5);
+    let output = machine.output(&run).expect("L1 works");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!out.contains("skipped"), "{out}");
+    let passed = format!("test result: ok. {} passed", PURE.len());
+    assert!(
+        out.contains(&passed),
+        "{out}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -36,7 +36,9 @@ impl Means for Meant<'_> {
     }
 
     fn own_group(&mut self) -> Result<Option<(ThreadId, Arc<Group>)>, String> {
-        let Some(process) = self.client.process else {
+        // Who is in a group that is not seen from here is in none that has a lease.
+        let seen = self.client.process.filter(|_| self.client.cgroup.is_some());
+        let Some(process) = seen else {
             return Ok(None);
         };
         let of = self.leased_group_of(&[process])?;
@@ -133,13 +135,15 @@ impl<'a> Meant<'a> {
         if self.arbiter.leased_groups().is_empty() {
             return Ok(None);
         }
-        let mut seen: BTreeMap<String, Option<Arc<Group>>> = BTreeMap::new();
+        let mut seen: BTreeMap<Vec<u8>, Option<Arc<Group>>> = BTreeMap::new();
         let mut first: Option<(ThreadId, Option<Arc<Group>>)> = None;
         for &thread in threads {
             *self.looks += 1;
             let path = path_of(thread).map_err(|error| {
-                let number = thread.number;
-                format!("the control group of thread {number} cannot be read: {error}")
+                format!(
+                    "the control group of thread {} cannot be told, and may have a lease: {error}",
+                    thread.number
+                )
             })?;
             // One that has ended runs nowhere, and its end is told of.
             let path = path.unwrap_or_default();
@@ -162,6 +166,19 @@ impl<'a> Meant<'a> {
             }
         }
         Ok(first.and_then(|(_, of)| of))
+    }
+
+    /// The innermost with a lease of the groups that a path leads through.
+    fn leased(&mut self, path: &[u8]) -> Result<Option<Arc<Group>>, String> {
+        if path.is_empty() {
+            return Ok(None);
+        }
+        match self.tree_for(path).and_then(|tree| tree.chain(path)) {
+            // Removed since, with nothing in it.
+            Err(NoGroup::NotThere(_)) => Ok(None),
+            Ok(chain) => Ok(innermost_leased(self.arbiter, &chain)),
+            Err(why) => Err(why.to_string()),
+        }
     }
 
     /// The innermost with a lease of the group of this path and those that it is in.

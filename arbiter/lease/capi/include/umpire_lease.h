@@ -47,7 +47,8 @@ struct umpire_lease_terms {
 	const char *const *events;	/* names in the arbiter's table; a counter for each */
 	size_t event_count;
 	const char *pmu;	/* NULL: the host's first */
-	const char *cpus;	/* as the kernel writes them, "0,2-3"; NULL: all */
+	const char *cpus;	/* as the kernel writes them, "0,2-3"; NULL: all, or those of
+				 * the lease of the control group that the caller is in */
 	const uint32_t *threads;	/* the caller's own: counters while one of them runs; */
 	size_t thread_count;		/* without any: for whatever runs on the CPUs */
 	uint32_t at_least;	/* be content with so many counters; 0: all or nothing */
