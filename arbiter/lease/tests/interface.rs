@@ -126,7 +126,7 @@ fn enumerations_are_as_described() {
         CounterKind::Other(word) => panic!("{word}"),
     };
     let scope = |scope: LeaseScope| match scope {
-        LeaseScope::Cpu | LeaseScope::Thread | LeaseScope::Cgroup => scope,
+        LeaseScope::Cpu | LeaseScope::Thread | LeaseScope::Cgroup | LeaseScope::Part => scope,
         LeaseScope::Other(word) => panic!("{word}"),
     };
     let fate = |fate: Fate| match fate {
@@ -134,7 +134,13 @@ fn enumerations_are_as_described() {
         Fate::Other(word) => panic!("{word}"),
     };
     let kinds = [CounterKind::Programmable, CounterKind::Fixed].map(kind);
-    let scopes = [LeaseScope::Cpu, LeaseScope::Thread, LeaseScope::Cgroup].map(scope);
+    let scopes = [
+        LeaseScope::Cpu,
+        LeaseScope::Thread,
+        LeaseScope::Cgroup,
+        LeaseScope::Part,
+    ]
+    .map(scope);
     let fates = [Fate::Granted, Fate::Waits, Fate::Refused].map(fate);
     let known = [
         ("kind", written(&kinds)),

@@ -427,13 +427,31 @@ pub(crate) fn has_left(
     });
     let below: Vec<(&Group, usize)> = below.collect();
     // On the way down to one of them.
-    let needs = below.iter().map(|(deepest, _)| {
-        let on_the_way = below.iter();
-        let on_the_way =
-            on_the_way.filter(|(one, _)| one.id == deepest.id || deepest.is_below(one));
-        on_the_way.map(|(_, needs)| needs).sum::<usize>()
+    let needs = below.iter().map(|(id, deepest, _)| {
+        let beside = below
+            .iter()
+            .filter(|(other, one, _)| id == other || meets(deepest, one));
+        beside.map(|(_, _, needs)| needs).sum::<usize>()
     });
     count(own) > needs.max().unwrap_or(0)
+}
+
+/// Whether the other one's counters are needed where the deepest one's are.
+fn meets(deepest: &Scope, other: &Scope) -> bool {
+    let same = |group: &Arc<Group>| {
+        deepest
+            .group()
+            .is_some_and(|deepest| deepest.id == group.id)
+    };
+    match other {
+        Scope::Cpu | Scope::Thread(_) => true,
+        Scope::Group(group) => same(group) || deepest.is_below(other),
+        Scope::Part(part) if part.with_others => deepest.above().any(|id| id == part.of.id),
+        Scope::Part(part) => deepest
+            .threads()
+            .iter()
+            .any(|one| part.threads.contains(one)),
+    }
 }
 
 /// What the event counts: a fixed-function counter says it itself.
