@@ -395,6 +395,8 @@ fn is_populated(events: &File) -> rustix::io::Result<Seen> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use arbiter::CounterSet;
     use arbiter_host::{
         CpuSet, Demand, HostArbiter, Outcome, Owner, PmuId, Scope, TenantId, Terms, Waits,
@@ -478,11 +480,11 @@ mod tests {
             demands: vec![demand],
             at_least: 1,
             cpus,
-            scope: Scope::Group(Group {
+            scope: Scope::Group(Arc::new(Group {
                 id: GroupId(77),
                 above: Vec::new(),
                 path: "/job".to_owned(),
-            }),
+            })),
             guaranteed: true,
             priority: 0,
             preemptible: false,

@@ -195,6 +195,7 @@ pub(crate) mod tests {
             threads: Some(vec![9, 12]),
             started: Some(vec![345, 678]),
             group: None,
+            with_others: false,
             by: None,
             guaranteed: true,
             priority: 3,

@@ -86,6 +86,7 @@ mod tests {
     use crate::broker::manager::tests::thread_clock;
     use crate::budget::{Handed, HandedEvent};
     use crate::service::Allowed;
+    use crate::task::Task;
 
     #[test]
     fn who_was_started_before_has_inherited_nothing() {

@@ -547,7 +547,7 @@ mod tests {
                 at_least: demands.len(),
                 demands,
                 cpus: cpus.iter().copied().collect(),
-                scope: Scope::Group(group(path)),
+                scope: Scope::Group(Arc::new(group(path))),
                 guaranteed: true,
                 priority: 0,
                 preemptible: false,

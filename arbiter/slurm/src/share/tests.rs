@@ -27,6 +27,7 @@ fn firm(tenant: &str, programmable: u32, fixed: u32) -> Lease {
         label: String::new(),
         cpus: "0".to_owned(),
         scope: LeaseScope::Cpu,
+        within: None,
         threads: Vec::new(),
         guaranteed: true,
         priority: 0,

@@ -73,7 +73,7 @@ extern "C" fn kicked(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c
 pub(crate) fn handle_kicks() -> Result<(), errno::Error> {
     register_signal_handler(signal(), kicked)?;
     register_signal_handler(libc::SIGIO, kicked)?;
-    own_kick_handler(signal())
+    Ok(own_kick_handler(signal())?)
 }
 
 /// Kicks a thread that nobody has joined.
