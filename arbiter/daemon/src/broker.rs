@@ -30,7 +30,7 @@ use crate::groups::LateTree;
 use crate::peer::{self, Client, NoThread, Started};
 use crate::service::{Allowed, Having, NoEvent, Service, Told, has_left};
 use crate::task::Task;
-use inherited::{Root, may_have, meet};
+use inherited::{Root, meet};
 use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
 use manager::Whose;
@@ -226,7 +226,7 @@ impl Broker {
             };
             match found.iter().find(|found| found.id == group.id) {
                 Some(there) => *group = there.clone(),
-                None if open.root.is_none() || inherited::has_ended(open) => over.push(*number),
+                None if open.root.is_none() || open.has_ended() => over.push(*number),
                 None => {}
             }
         }
@@ -459,9 +459,9 @@ impl Broker {
         let mut others = of_lease.filter(|open| {
             open.allowed.counter == allowed.counter
                 && meet(open.allowed.event.cpu, allowed.event.cpu)
-                && may_have(open, life, process)
+                && open.may_have(life, process)
         });
-        let Some(other) = others.find(|other| !inherited::has_ended(other)) else {
+        let Some(other) = others.find(|other| !other.has_ended()) else {
             return Ok(());
         };
         let (counter, (first, _)) = (allowed.counter, other.life);
@@ -620,7 +620,7 @@ impl Broker {
         self.has_room(says)?;
         self.counts_by_no_other(&allowed, asked.life, asked.process, says)?;
         let most = MostLost::of(self.most_lost);
-        let room = lost::make_room(&mut self.lost, most, client.uid, &mut self.groups);
+        let room = lost::make_room(&mut self.lost, most, client.uid, &self.groups);
         let Ok(gone) = room else {
             let why = "too many events that this user has lost could count still; end the \
                        processes that asked for them, and try again a minute later";
@@ -650,7 +650,7 @@ impl Broker {
         let same = |other: &mut OpenEvent| {
             let (a, b) = (&other.allowed, &open.allowed);
             // One without a thread counts them all.
-            let meets = meet(a.event.thread, b.event.thread) || may_have(other, open.life, process);
+            let meets = meet(a.event.thread, b.event.thread) || other.may_have(open.life, process);
             a.counter == b.counter && meets && meet(a.event.cpu, b.event.cpu)
         };
         let of_lease = self.open.entry(open.allowed.lease).or_default();
@@ -720,7 +720,7 @@ impl Broker {
         }
         self.look_at_threads(now);
         let (lost, excuses, told) = (&mut self.lost, &mut self.excuses, &mut self.told);
-        for over in lost::look(lost, excuses, told, &mut self.groups, now) {
+        for over in lost::look(lost, excuses, told, &self.groups, now) {
             self.forget(over.name);
         }
         self.tell_taken(now);
@@ -743,7 +743,7 @@ impl Broker {
             let mut gone = BTreeSet::new();
             for open in of_threads {
                 left = left.saturating_sub(1);
-                if has_left_group(open, &mut self.groups) {
+                if has_left_group(open, &self.groups) {
                     gone.insert(open.life.0);
                 }
             }
@@ -776,8 +776,8 @@ fn has(service: &Service, open: &OpenEvent) -> bool {
 
 /// Whether the thread of a group's event has moved out of the group, or can start nothing more
 /// that counts by it.
-fn has_left_group(open: &OpenEvent, groups: &mut LateTree) -> bool {
-    if inherited::has_ended(open) {
+fn has_left_group(open: &OpenEvent, groups: &LateTree) -> bool {
+    if open.has_ended() {
         let follows = open.allowed.event.follows;
         let process = open.root.and_then(|root| root.process);
         // What the threads of a process have goes with the process.

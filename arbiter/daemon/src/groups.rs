@@ -2,6 +2,7 @@
 //! path once, and known by the kernel's number from then on: that of its inode, which the kernel
 //! gives to no other one before the next boot. A path may be another's by now.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -303,7 +304,7 @@ pub(crate) enum GroupState {
 #[derive(Debug)]
 pub(crate) struct LateTree {
     root: PathBuf,
-    tree: Option<Tree>,
+    tree: OnceCell<Tree>,
 }
 
 impl LateTree {
@@ -311,17 +312,20 @@ impl LateTree {
     pub(crate) fn new(root: &Path) -> Self {
         LateTree {
             root: root.to_owned(),
-            tree: None,
+            tree: OnceCell::new(),
         }
     }
 
     /// # Errors
     /// There is no hierarchy of version 2.
-    pub(crate) fn get(&mut self) -> Result<&Tree, NoGroup> {
-        if self.tree.is_none() {
-            self.tree = Some(Tree::open(&self.root)?);
+    pub(crate) fn get(&self) -> Result<&Tree, NoGroup> {
+        match self.tree.get() {
+            Some(tree) => Ok(tree),
+            None => {
+                let tree = Tree::open(&self.root)?;
+                Ok(self.tree.get_or_init(|| tree))
+            }
         }
-        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
     }
 }
 
@@ -483,13 +487,13 @@ impl NamedGroup {
                 .then_some(())
                 .ok_or_else(|| NoGroup::NotOwn(path()));
         }
-        let mut text = Text::of(processes.len());
-        let checked = self.are_of(who, processes, &mut text);
+        let text = Text::of(processes.len());
+        let checked = self.are_of(who, processes, &text);
         *looks += text.looks();
         checked
     }
 
-    fn are_of(&self, who: Who, processes: BTreeSet<u32>, text: &mut Text) -> Result<(), NoGroup> {
+    fn are_of(&self, who: Who, processes: BTreeSet<u32>, text: &Text) -> Result<(), NoGroup> {
         let path = || self.group.path.clone();
         for process in processes {
             let task = Task::within(process, text).map_err(|error| NoGroup::Io(path(), error))?;

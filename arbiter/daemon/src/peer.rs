@@ -44,6 +44,13 @@ pub(crate) struct Client {
     pub(crate) unknown: String,
 }
 
+/// Adds to what of a client could not be learned.
+fn lacks(unknown: &mut String, what: std::fmt::Arguments<'_>) {
+    let between = if unknown.is_empty() { "" } else { "; " };
+    // A string takes all that is written to it.
+    let _ = write!(unknown, "{between}{what}");
+}
+
 /// A number that means no thread for which its client may have a lease.
 #[derive(Debug, Error)]
 pub(crate) enum NoThread {
@@ -112,16 +119,22 @@ impl Client {
             ..Client::default()
         };
         if uid == Peer::UNMAPPED {
-            client.lacks(format_args!(
-                "its user is none of the arbiter's user namespace (/proc/self/uid_map), so it is \
+            lacks(
+                &mut client.unknown,
+                format_args!(
+                    "its user is none of the arbiter's user namespace (/proc/self/uid_map), so it is \
                  nobody's"
-            ));
+                ),
+            );
         }
         if pid == 0 {
-            client.lacks(format_args!(
-                "its process is in a PID namespace that is neither the arbiter's nor below it, so \
+            lacks(
+                &mut client.unknown,
+                format_args!(
+                    "its process is in a PID namespace that is neither the arbiter's nor below it, so \
                  its control group cannot be told"
-            ));
+                ),
+            );
             return Ok(client);
         }
         let life = Life::of(pid);
@@ -157,14 +170,17 @@ impl Client {
     ) {
         match (gone, life) {
             (Ok(true), _) | (Ok(false), Ok(None)) => {
-                self.lacks(format_args!("its process has ended"));
+                lacks(&mut self.unknown, format_args!("its process has ended"));
             }
             (Ok(false), Ok(Some(life))) => {
                 self.process = Some(life.id);
                 self.set_cgroup(cgroup);
             }
             (Err(error), _) | (_, Err(error)) => {
-                self.lacks(format_args!("its process cannot be looked at: {error}"));
+                lacks(
+                    &mut self.unknown,
+                    format_args!("its process cannot be looked at: {error}"),
+                );
                 self.not_seen = Some(error.to_string());
             }
         }
@@ -177,19 +193,19 @@ impl Client {
             Ok(Some(path)) if path.split(|byte| *byte == b'/').nth(1) == Some(b"..") => {
                 let path =
                     String::from_utf8_lossy(&path[..path.len().min(MOST_SHOWN)]).into_owned();
-                self.lacks(format_args!(
-                    "its control group ({path:?}) is outside of the arbiter's cgroup namespace"
-                ));
+                lacks(
+                    &mut self.unknown,
+                    format_args!(
+                        "its control group ({path:?}) is outside of the arbiter's cgroup namespace"
+                    ),
+                );
             }
             Ok(path) => self.cgroup = path,
-            Err(error) => self.lacks(format_args!("its control group cannot be read: {error}")),
+            Err(error) => lacks(
+                &mut self.unknown,
+                format_args!("its control group cannot be read: {error}"),
+            ),
         }
-    }
-
-    fn lacks(&mut self, what: std::fmt::Arguments<'_>) {
-        let between = if self.unknown.is_empty() { "" } else { "; " };
-        // A string takes all that is written to it.
-        let _ = write!(self.unknown, "{between}{what}");
     }
 
     /// Whether its user is one of this host's, as far as this process can tell users.
@@ -253,8 +269,8 @@ impl Client {
         } else {
             MOST_LOOKED_AT
         };
-        let mut text = Text::of(numbers.len() + of_namespace);
-        let found = self.named_by(numbers, process, &mut text, looks);
+        let text = Text::of(numbers.len() + of_namespace);
+        let found = self.named_by(numbers, process, &text, looks);
         *looks += text.looks();
         found
     }
@@ -263,7 +279,7 @@ impl Client {
         &self,
         numbers: &[u32],
         process: ThreadId,
-        text: &mut Text,
+        text: &Text,
         looks: &mut u64,
     ) -> Result<Vec<Task>, NoThread> {
         if self.is_inner != Some(false) {
@@ -322,7 +338,7 @@ impl Client {
     fn named_within(
         &self,
         numbers: &[u32],
-        text: &mut Text,
+        text: &Text,
         looks: &mut u64,
     ) -> Result<Vec<Task>, NoThread> {
         let all = Task::numbers_of(self.pid).map_err(|error| NoThread::Unknown {
@@ -355,7 +371,7 @@ impl Client {
     }
 }
 
-fn look(number: u32, text: &mut Text) -> Result<Option<Task>, NoThread> {
+fn look(number: u32, text: &Text) -> Result<Option<Task>, NoThread> {
     Task::within(number, text).map_err(|error| NoThread::Unknown { number, error })
 }
 

@@ -1,6 +1,7 @@
 //! A thread of the host, as its folder in `/proc` has it. What is read is bytes: a name may be
 //! any (`prctl(2)`, `PR_SET_NAME`), and nothing is decided by one.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -72,8 +73,8 @@ impl Life {
 /// such file, while everybody waits.
 #[derive(Debug)]
 pub(crate) struct Text {
-    left: u64,
-    read: u64,
+    left: Cell<u64>,
+    read: Cell<u64>,
 }
 
 impl Text {
@@ -86,25 +87,26 @@ impl Text {
     /// For so many numbers.
     pub(crate) fn of(numbers: usize) -> Self {
         Text {
-            left: Self::LEAST.max(Self::OF_ONE.saturating_mul(numbers as u64)),
-            read: 0,
+            left: Cell::new(Self::LEAST.max(Self::OF_ONE.saturating_mul(numbers as u64))),
+            read: Cell::new(0),
         }
     }
 
     /// How many looks at usual processes it was as dear as.
     pub(crate) fn looks(&self) -> u64 {
-        self.read / Self::OF_LOOK
+        self.read.get() / Self::OF_LOOK
     }
 
-    fn read(&mut self, folder: &OwnedFd) -> io::Result<Vec<u8>> {
-        if self.left == 0 {
+    fn read(&self, folder: &OwnedFd) -> io::Result<Vec<u8>> {
+        if self.left.get() == 0 {
             return Err(io::Error::other(
                 "the processes to look at are in too many groups of users",
             ));
         }
         let status = read(folder, "status")?;
-        self.read += status.len() as u64;
-        self.left = self.left.saturating_sub(status.len() as u64);
+        let length = status.len() as u64;
+        self.read.set(self.read.get() + length);
+        self.left.set(self.left.get().saturating_sub(length));
         Ok(status)
     }
 }
@@ -152,14 +154,14 @@ impl Task {
     /// # Errors
     /// It cannot be looked at.
     pub(crate) fn of(number: u32) -> io::Result<Option<Self>> {
-        Self::within(number, &mut Text::of(1))
+        Self::within(number, &Text::of(1))
     }
 
     /// The same, one of many that are looked at for a request.
     ///
     /// # Errors
     /// It cannot be looked at, or too much was read.
-    pub(crate) fn within(number: u32, text: &mut Text) -> io::Result<Option<Self>> {
+    pub(crate) fn within(number: u32, text: &Text) -> io::Result<Option<Self>> {
         seen(number, |folder| Self::at(folder, number, text))
     }
 
@@ -179,7 +181,7 @@ impl Task {
         Ok(names.filter_map(|name| parsed(name.file_name().as_encoded_bytes())))
     }
 
-    fn at(folder: &OwnedFd, number: u32, text: &mut Text) -> io::Result<Self> {
+    fn at(folder: &OwnedFd, number: u32, text: &Text) -> io::Result<Self> {
         let (stat, status) = (read(folder, "stat")?, text.read(folder)?);
         Self::parse(number, &stat, &status).ok_or_else(|| odd(number))
     }
@@ -311,7 +313,7 @@ fn require_own_proc() -> io::Result<()> {
     let own = OWN.get_or_init(|| {
         let me = std::process::id();
         let seen = folder("/proc/self");
-        let seen = seen.and_then(|folder| Task::at(&folder, me, &mut Text::of(1)));
+        let seen = seen.and_then(|folder| Task::at(&folder, me, &Text::of(1)));
         seen.is_ok_and(|seen| seen.process == me && seen.inner.is_none())
     });
     if *own {
@@ -448,13 +450,13 @@ mod tests {
         assert_eq!(Life::of(own()).expect("it can be looked at"), Some(life));
         assert_eq!(Life::of(0).expect("nothing to look at"), None);
         // No more is read than for so many, however long each is.
-        let mut text = Text { left: 1, read: 0 };
-        assert_eq!(
-            Task::within(own(), &mut text).expect("the first"),
-            Some(task)
-        );
-        assert!(text.read > 100 && text.left == 0);
-        let error = Task::within(own(), &mut text).expect_err("it was too much");
+        let text = Text {
+            left: Cell::new(1),
+            read: Cell::new(0),
+        };
+        assert_eq!(Task::within(own(), &text).expect("the first"), Some(task));
+        assert!(text.read.get() > 100 && text.left.get() == 0);
+        let error = Task::within(own(), &text).expect_err("it was too much");
         assert!(error.to_string().contains("too many groups"), "{error}");
         assert!(cgroup(std::process::id()).is_ok());
     }

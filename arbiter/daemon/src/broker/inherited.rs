@@ -44,32 +44,34 @@ fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether a thread of this number, that was started then, may count by an event of another's.
-/// `process`: of which process it is, if that is known.
-pub(super) fn may_have(
-    open: &OpenEvent,
-    (number, started): (u32, Option<Started>),
-    process: Option<u32>,
-) -> bool {
-    let Some(root) = open.root else { return false };
-    let later = started.is_none_or(|started| started >= root.since);
-    let same_process = root
-        .process
-        .zip(process)
-        .is_none_or(|(root, other)| root == other);
-    open.allowed.event.thread != Some(number)
-        && match open.allowed.event.follows {
-            Follows::Nothing => false,
-            Follows::Threads => later && same_process,
-            Follows::Children => later,
-        }
-}
+impl OpenEvent {
+    /// Whether a thread of this number, that was started then, may count by an event of another's.
+    /// `process`: of which process it is, if that is known.
+    pub(super) fn may_have(
+        &self,
+        (number, started): (u32, Option<Started>),
+        process: Option<u32>,
+    ) -> bool {
+        let Some(root) = self.root else { return false };
+        let later = started.is_none_or(|started| started >= root.since);
+        let same_process = root
+            .process
+            .zip(process)
+            .is_none_or(|(root, other)| root == other);
+        self.allowed.event.thread != Some(number)
+            && match self.allowed.event.follows {
+                Follows::Nothing => false,
+                Follows::Threads => later && same_process,
+                Follows::Children => later,
+            }
+    }
 
-/// Whether the thread that an event counts first has ended.
-pub(super) fn has_ended(open: &OpenEvent) -> bool {
-    let (thread, started) = open.life;
-    let task = Task::of(thread);
-    peer::is_gone(started, &task) || task.is_ok_and(|task| task.is_some_and(|task| task.ended))
+    /// Whether the thread that an event counts first has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        let (thread, started) = self.life;
+        let life = Life::of(thread);
+        peer::is_gone(started, &life) || life.is_ok_and(|life| life.is_some_and(|life| life.ended))
+    }
 }
 
 /// Whether two events may count on the same CPU. One without a CPU counts on each.
@@ -120,10 +122,10 @@ mod tests {
                 name: None,
             };
             let thread = (42, started.map(Started));
-            let may = may_have(&open, thread, process);
+            let may = open.may_have(thread, process);
             assert_eq!(may, expected, "{follows:?} {started:?} {process:?}");
             // Its own is another matter.
-            assert!(!may_have(&open, (41, started.map(Started)), process));
+            assert!(!open.may_have((41, started.map(Started)), process));
         };
         use Follows::{Children, Nothing, Threads};
         check(Children, Some(99), Some(9), false);

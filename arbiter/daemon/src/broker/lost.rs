@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arbiter_host::Group;
 
-use super::{OpenEvent, inherited};
+use super::OpenEvent;
 use crate::budget::Follows;
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
@@ -113,7 +113,7 @@ impl Lost {
     }
 
     /// Whether there is nothing left that it could count.
-    fn is_over(&self, groups: &mut LateTree) -> bool {
+    fn is_over(&self, groups: &LateTree) -> bool {
         let allowed = &self.open.allowed;
         let state = |group: &Group| groups.get().and_then(|tree| tree.state(group));
         let state = allowed.group.as_ref().map(state);
@@ -123,8 +123,8 @@ impl Lost {
             // out of it.
             let process = self.open.root.and_then(|root| root.process);
             let with_process = allowed.event.follows == Follows::Threads
-                && process.is_some_and(|process| matches!(Task::of(process), Ok(None)));
-            return inherited::has_ended(&self.open) && (nothing_runs || with_process);
+                && process.is_some_and(|process| matches!(Life::of(process), Ok(None)));
+            return self.open.has_ended() && (nothing_runs || with_process);
         }
         if matches!(state, Some(Ok(GroupState::Gone))) {
             return true;
@@ -211,7 +211,7 @@ pub(super) fn make_room(
     lost: &mut VecDeque<Lost>,
     most: MostLost,
     uid: u32,
-    groups: &mut LateTree,
+    groups: &LateTree,
 ) -> Result<Option<OpenEvent>, ()> {
     let own = |one: &Lost| one.open.uid == uid;
     let of_user = lost.iter().filter(|one| own(one)).count();
@@ -231,7 +231,7 @@ pub(super) fn look(
     lost: &mut VecDeque<Lost>,
     excuses: &mut Excuses,
     told: &mut Vec<Told>,
-    groups: &mut LateTree,
+    groups: &LateTree,
     now: u64,
 ) -> Vec<OpenEvent> {
     let mut over = Vec::new();

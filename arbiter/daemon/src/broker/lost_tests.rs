@@ -190,8 +190,8 @@ fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
         println!("skipped: a_lost_event_is_looked_at_while_there_is_something_to_count: no events");
         return;
     };
-    let mut groups = LateTree::new(Path::new("/"));
-    assert!(!lives.is_over(&mut groups) && gone.is_over(&mut groups));
+    let groups = LateTree::new(Path::new("/"));
+    assert!(!lives.is_over(&groups) && gone.is_over(&groups));
 }
 
 /// A thread that is not the first of its process takes the first one's number and start by
@@ -212,8 +212,8 @@ fn what_a_thread_has_that_calls_execve_is_not_over() {
             return;
         };
         (one.open.pid, one.open.process) = (pid, process);
-        let mut groups = LateTree::new(Path::new("/"));
-        assert_eq!(one.is_over(&mut groups), over, "{pid} {process:?}");
+        let groups = LateTree::new(Path::new("/"));
+        assert_eq!(one.is_over(&groups), over, "{pid} {process:?}");
     }
 }
 
@@ -232,8 +232,8 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
         of_user: MOST_LOST,
         of_all,
     };
-    let mut groups = LateTree::new(Path::new("/"));
-    let mut room = |many: &mut VecDeque<Lost>, most, uid| make_room(many, most, uid, &mut groups);
+    let groups = LateTree::new(Path::new("/"));
+    let room = |many: &mut VecDeque<Lost>, most, uid| make_room(many, most, uid, &groups);
     assert!(room(&mut many, all(4), 7).is_ok_and(|gone| gone.is_none()));
     // Another user cannot have it.
     assert!(room(&mut many, all(3), 8).is_err());
