@@ -309,8 +309,7 @@ impl Forest {
     /// Where the leases of a group, those of groups below it, and of those between it and one
     /// above, are together more of a kind than that one's, if there is any above.
     pub(super) fn beyond(&self, id: NodeId) -> Option<Beyond> {
-        let node = self.nodes.get(&id);
-        let Some(node) = node.filter(|node| node.above.is_some()) else {
+        let Some(node) = self.nodes.get(&id) else {
             return Some(Beyond { above: None });
         };
         Self::beyond_over(node.path().kinds, self.above(id))
@@ -334,8 +333,12 @@ impl Forest {
     /// So much is held along the paths that begin in `above`, from the innermost on.
     fn beyond_over<'a>(mut held: PerKind, above: impl Iterator<Item = &'a Node>) -> Option<Beyond> {
         let mut short = None;
+        // Parts may be there a moment longer than the group that they are of, and nothing is taken
+        // out of them.
+        let mut is_in_one = false;
         // Of several that have too little, the outermost is named.
         for node in above {
+            is_in_one |= !node.is_parts;
             let has = node.own.kinds;
             let is_short = held.programmable > has.programmable || held.fixed > has.fixed;
             if is_short && !node.is_parts {
@@ -345,7 +348,11 @@ impl Forest {
             }
             held = sum(held, has);
         }
-        short
+        if is_in_one {
+            short
+        } else {
+            Some(Beyond { above: None })
+        }
     }
 }
 
