@@ -1,11 +1,7 @@
 /* Counts with a perf event that the host's arbiter has opened: `event-holder SOCKET LEASE CONFIG`
  * asks for one of the lease's counters for its own thread, and works for a while. It prints
  *   counted COUNT, whole|in part
- * or what the arbiter has answered instead. It needs no right of its own.
- *
- * `event-holder SOCKET LEASE CONFIG child` has a process of its own work instead, which counts
- * along if the lease is for a control group. With a CPU for the last word it asks for all that
- * runs in the lease's group there, and waits for two seconds. */
+ * or what the arbiter has answered instead. It needs no right of its own. */
 #define _GNU_SOURCE
 #include <linux/perf_event.h>
 #include <stdio.h>
@@ -13,7 +9,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 static int fail(const char *what)
@@ -25,7 +20,7 @@ static int fail(const char *what)
 int main(int argc, char **argv)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	char request[256], reply[4096], own[16];
+	char request[256], reply[4096];
 	char control[CMSG_SPACE(sizeof(int))];
 	struct iovec part = { .iov_base = reply, .iov_len = sizeof(reply) - 1 };
 	struct msghdr message = {
@@ -34,24 +29,20 @@ int main(int argc, char **argv)
 	};
 	/* The count, and how long the event was enabled and counted. */
 	unsigned long long words[3];
-	const char *of = argc == 5 ? argv[4] : "";
-	int in_child = !strcmp(of, "child");
-	int of_group = *of && !in_child;
 	volatile unsigned long work;
 	struct cmsghdr *handed;
 	ssize_t length;
 	int peer, event;
 
-	if (argc != 4 && argc != 5)
-		return fprintf(stderr, "usage: event-holder SOCKET LEASE CONFIG [child|CPU]\n"), 2;
-	snprintf(own, sizeof(own), "%d", gettid());
+	if (argc != 4)
+		return fprintf(stderr, "usage: event-holder SOCKET LEASE CONFIG\n"), 2;
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s.events", argv[1]);
 	peer = socket(AF_UNIX, SOCK_SEQPACKET, 0);
 	if (peer < 0 || connect(peer, (struct sockaddr *)&address, sizeof(address)))
 		return fail(address.sun_path);
 	length = snprintf(request, sizeof(request),
-			  "{\"lease\": %s, \"counter\": 0, \"%s\": %s, \"config\": %s}",
-			  argv[2], of_group ? "cpu" : "thread", of_group ? of : own, argv[3]);
+			  "{\"lease\": %s, \"counter\": 0, \"thread\": %d, \"config\": %s}",
+			  argv[2], gettid(), argv[3]);
 	if (send(peer, request, length, 0) != length)
 		return fail("send");
 	length = recvmsg(peer, &message, 0);
@@ -64,13 +55,8 @@ int main(int argc, char **argv)
 	memcpy(&event, CMSG_DATA(handed), sizeof(event));
 	if (ioctl(event, PERF_EVENT_IOC_ENABLE, 0))
 		return fail("ioctl");
-	if (of_group)
-		sleep(2);
-	else if (!in_child || !fork())
-		for (work = 0; work < 3000000; work++)
-			;
-	if (in_child && wait(NULL) < 0)
-		return 0; /* the child has worked */
+	for (work = 0; work < 3000000; work++)
+		;
 	if (read(event, words, sizeof(words)) != sizeof(words))
 		return puts("not counted"), 1;
 	printf("counted %llu, %s\n", words[0], words[1] == words[2] ? "whole" : "in part");

@@ -1,6 +1,5 @@
 //! `umpire arbiterd` on a real kernel: in an unmodified Linux guest in L1, whose PMU is Umpire's
-//! own, with the kernel's NMI watchdog, CPUs that go offline, a user without any right, and events
-//! of control groups beside a hog that has no lease.
+//! own, with the kernel's NMI watchdog, CPUs that go offline, and a user without any right.
 
 use guest_tests::linux::{LinuxImage, Script, UnderUmpire};
 
@@ -19,11 +18,6 @@ const START: &str = "rm -f /tmp/arbiter; \
 /// Shell: the number of the caller's only lease.
 const OWN: &str = "umpire leases -j | tr ',{' '\\n\\n' | grep '\"id\":' | head -n 1 | tr -dc 0-9";
 
-/// Events that do not all find a counter.
-const HOG: &str = "r1c0,r1c0:u,r1c0:k,r1c0,r1c0:u,r1c0:k";
-/// Shell: the number of a lease that was just granted, as `n`.
-const NUMBER: &str = "n=$(sed -n 's/^lease \\([0-9]*\\):.*/\\1/p' /tmp/lease)";
-
 /// Waits until the watchdog is so.
 fn soon(value: u32) -> String {
     format!(
@@ -38,8 +32,7 @@ fn an_arbiter_on_a_real_kernel() {
     let image = image.with_program("umpire", guest_tests::umpire::path());
     let guest = UnderUmpire::with_rates(image, &TWO_CPUS, RATES);
     let config = "grace-ms = 10\\nclaim-window-ms = 20000\\n[watchdog]\\nkeep = false\\n\
-         [[tenant]]\\nname = \"root\"\\nusers = [0]\\noperator = true\\nopens-events = true\\n\
-         for-others = true\\n\
+         [[tenant]]\\nname = \"root\"\\nusers = [0]\\noperator = true\\n\
          [[tenant]]\\nname = \"any\"\\nusers = [1000]\\nwhole-cpus = true\\nopens-events = true\\n";
     let all = "umpire lease --fixed 3 --wait --";
     let steps = [
@@ -90,32 +83,6 @@ fn an_arbiter_on_a_real_kernel() {
             ),
         ),
         (
-            "group",
-            // What runs in the group shares two CPUs with as much outside, where somebody counts
-            // more events than there are counters.
-            format!(
-                "mkdir -p /tmp/groups; mount -t cgroup2 none /tmp/groups; \
-                 mkdir /tmp/groups/job; for i in 1 2; do \
-                 sh -c 'echo $$ >/tmp/groups/job/cgroup.procs; while :; do :; done' & \
-                 sh -c 'while :; do :; done' & done; \
-                 perf stat -C 1 -e {HOG} sleep 8 >/tmp/hog 2>&1 & echo $! >/tmp/hogs; \
-                 umpire lease --cgroup /job --counters 1 >/tmp/lease; {NUMBER}; \
-                 event-holder /tmp/arbiter $n 192 1; wait $(cat /tmp/hogs); \
-                 grep -c '%)' /tmp/hog; echo 1 >/tmp/groups/job/cgroup.kill"
-            ),
-        ),
-        (
-            "job",
-            // The prolog asks for the job's user, whose process has an event of its own then.
-            format!(
-                "mkdir /tmp/groups/own; umpire lease --cgroup /own --for-user 1000 \
-                 --for-group 1000 --counters 1 >/tmp/lease; {NUMBER}; \
-                 sh -c 'echo $$ >/tmp/groups/own/cgroup.procs; \
-                 exec su any -c \"event-holder /tmp/arbiter '$n' 192 child; \
-                 event-holder /tmp/arbiter '$n' 192 1\"'"
-            ),
-        ),
-        (
             "end",
             "kill $(cat /tmp/pid); sleep 2; cat /tmp/arbiter.log".to_owned(),
         ),
@@ -152,24 +119,4 @@ fn an_arbiter_on_a_real_kernel() {
     // Nobody but the arbiter may open an event, and this one counts all the time.
     let any = log.of("any");
     assert!(any.contains("counted ") && any.contains(", whole"), "{any}");
-    // The hog's events have taken turns; the lease's was on its counter all the time.
-    let group = log.of("group");
-    let (counted, hog) = group.split_once('\n').expect("two lines");
-    assert!(
-        counted.contains("counted ") && counted.contains(", whole"),
-        "{group}"
-    );
-    assert!(!counted.contains("counted 0,"), "{group}");
-    assert!(
-        hog.trim().parse().is_ok_and(|turns: u32| turns > 0),
-        "{group}"
-    );
-    // What it starts counts along; all that runs in the group is not for the job.
-    let (counted, refused) = log.of("job").split_once('\n').expect("two lines");
-    assert!(
-        counted.contains("counted ") && counted.contains(", whole"),
-        "{counted}"
-    );
-    assert!(!counted.contains("counted 0,"), "{counted}");
-    assert!(refused.contains("for operators"), "{refused}");
 }
