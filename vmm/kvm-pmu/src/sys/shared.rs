@@ -276,58 +276,88 @@ struct Piece<'a> {
     _mapping: PhantomData<&'a Mapping>,
 }
 
-/// What is read and written at once, so that an entry of a page table is never half of one.
-type Word = u64;
-const WORD: usize = size_of::<Word>();
+/// How many of the `left` bytes from `address` on are one access: as many as the processor has at
+/// once there (SDM vol. 3A, 10.1.1 "Guaranteed Atomic Operations"), so that an entry of a page
+/// table, of 8 bytes or of 4, is never half of one, nor what a guest stores by one instruction.
+fn at_once(address: usize, left: usize) -> usize {
+    let is_one = |len: &usize| *len <= left && address.is_multiple_of(*len);
+    [8, 4, 2].into_iter().find(is_one).unwrap_or(1)
+}
+
+/// Reads a `T` at `from` by one access, into the first bytes of `to`.
+///
+/// # Safety
+/// `T` is an integer, and `from` is aligned for it, with as many bytes that may be read
+/// volatilely.
+unsafe fn read_one<T: Copy>(from: *const u8, to: &mut [u8]) {
+    let to = &mut to[..size_of::<T>()];
+    // SAFETY: the caller promises it of `from`; `to` was just cut to the size of a `T`, which an
+    // integer fills with bytes that are all initialised.
+    unsafe {
+        let value = from.cast::<T>().read_volatile();
+        to.as_mut_ptr().cast::<T>().write_unaligned(value);
+    }
+}
+
+/// Writes a `T` of the first bytes of `from` by one access at `to`.
+///
+/// # Safety
+/// `T` is an integer, and `to` is aligned for it, with as many bytes that may be written
+/// volatilely.
+unsafe fn write_one<T: Copy>(to: *mut u8, from: &[u8]) {
+    let from = &from[..size_of::<T>()];
+    // SAFETY: the caller promises it of `to`; `from` was just cut to the size of a `T`, an integer,
+    // for which any bytes are valid.
+    unsafe {
+        let value = from.as_ptr().cast::<T>().read_unaligned();
+        to.cast::<T>().write_volatile(value);
+    }
+}
 
 impl Piece<'_> {
-    /// Whether a whole word begins `done` bytes behind the start.
-    fn has_word(&self, done: usize) -> bool {
-        self.at.addr().wrapping_add(done).is_multiple_of(WORD) && self.len - done >= WORD
-    }
-
-    /// Reads them into `buffer`, which is as long.
+    /// Reads them into `buffer`, which is as long. Each of 2, 4 or 8 bytes that are aligned and
+    /// do not belong to a wider one is read at once.
     fn read(self, buffer: &mut [u8]) {
         assert_eq!(buffer.len(), self.len);
         let mut done = 0;
         while done < self.len {
+            let rest = &mut buffer[done..];
             // SAFETY: `done` and what is read there lie among the piece's bytes. These are of a
             // mapping that stays as long as its value, or that a VMM has promised to keep; no
             // reference to them exists, and whoever else has them is taken into account: the
-            // access is volatile. A word is aligned, as was just found.
-            unsafe {
+            // access is volatile. It is aligned, as `at_once` has found.
+            done += unsafe {
                 let at = self.at.add(done);
-                if self.has_word(done) {
-                    let word = at.cast::<Word>().read_volatile();
-                    buffer[done..done + WORD].copy_from_slice(&word.to_ne_bytes());
-                    done += WORD;
-                } else {
-                    buffer[done] = at.read_volatile();
-                    done += 1;
+                let len = at_once(at.addr(), self.len - done);
+                match len {
+                    8 => read_one::<u64>(at, rest),
+                    4 => read_one::<u32>(at, rest),
+                    2 => read_one::<u16>(at, rest),
+                    _ => read_one::<u8>(at, rest),
                 }
-            }
+                len
+            };
         }
     }
 
-    /// Writes `bytes`, which are as many, there.
+    /// Writes `bytes`, which are as many, there, likewise.
     fn write(self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len);
         let mut done = 0;
         while done < self.len {
+            let rest = &bytes[done..];
             // SAFETY: as of `read`.
-            unsafe {
+            done += unsafe {
                 let at = self.at.add(done);
-                match bytes[done..].first_chunk() {
-                    Some(word) if self.has_word(done) => {
-                        at.cast::<Word>().write_volatile(Word::from_ne_bytes(*word));
-                        done += WORD;
-                    }
-                    _ => {
-                        at.write_volatile(bytes[done]);
-                        done += 1;
-                    }
+                let len = at_once(at.addr(), self.len - done);
+                match len {
+                    8 => write_one::<u64>(at, rest),
+                    4 => write_one::<u32>(at, rest),
+                    2 => write_one::<u16>(at, rest),
+                    _ => write_one::<u8>(at, rest),
                 }
-            }
+                len
+            };
         }
     }
 }
@@ -373,6 +403,7 @@ impl fmt::Debug for SharedMemory {
 mod tests {
     use std::os::fd::AsFd;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use super::super::memory::unnamed_file;
     use super::*;
@@ -423,6 +454,87 @@ mod tests {
             Err(PatchRefusal::NotRam)
         );
         assert!(!memory.read(0x1ffd, &mut read));
+    }
+
+    /// Wherever it begins, and however much it is.
+    #[test]
+    fn what_is_read_and_written_is_what_is_there() {
+        let file = unnamed_file(0x2000).unwrap();
+        let (memory, _) = memory();
+        memory.add((0, 0x2000), (file.as_fd(), 0)).unwrap();
+        let pieces = (0xff8..0x1000).flat_map(|at| (1..=20).map(move |len| (at, len)));
+        for (at, len) in pieces {
+            let bytes: Vec<u8> = (1..=len).collect();
+            let framed = [&[0; 8][..], &bytes, &[0; 8]].concat();
+            assert!(memory.write(at - 8, &vec![0; framed.len()]) && memory.write(at, &bytes));
+            let mut read = vec![9; framed.len()];
+            assert!(memory.read(at - 8, &mut read));
+            assert_eq!(read, framed, "{len} bytes at {at:#x}");
+        }
+    }
+
+    #[test]
+    fn an_access_is_as_wide_as_it_is_aligned() {
+        let check = |address, left, expected| {
+            assert_eq!(at_once(address, left), expected, "{left} at {address:#x}");
+        };
+        for (address, most) in [(0x10, 8), (0x18, 8), (0x14, 4), (0x12, 2), (0x11, 1)] {
+            for (left, fits) in [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (100, 8)] {
+                check(address, left, fits.min(most));
+            }
+        }
+    }
+
+    /// Entries of both sizes of page tables, and a store of 2 bytes: another processor changes
+    /// all of their bits, and reads them.
+    #[test]
+    fn what_is_aligned_is_never_half_of_it() {
+        const ROUNDS: u32 = 100_000;
+        let file = unnamed_file(0x1000).unwrap();
+        let (memory, _) = memory();
+        let slot = memory.add((0, 0x1000), (file.as_fd(), 0)).unwrap();
+        for (offset, len) in [(0, 8), (4, 4), (8, 2), (10, 2), (12, 4)] {
+            let mut read = [0; 8];
+            let read = &mut read[..len];
+            let whole = |bytes: &[u8]| bytes.iter().all(|byte| *byte == bytes[0]);
+            let word = usize::try_from(slot).unwrap() + offset / 8 * 8;
+            // SAFETY: an aligned word of a slot that lives to the end of the test, which all
+            // others reach atomically or volatilely.
+            let word = unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(word)) };
+            let ended = AtomicBool::new(false);
+            let told = format!("{len} bytes at {offset}");
+            let halves = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::Relaxed) {
+                        word.store(u64::MAX, Ordering::Relaxed);
+                        word.store(0, Ordering::Relaxed);
+                    }
+                });
+                let halves =
+                    (0..ROUNDS).filter(|_| !memory.read(offset as u64, read) || !whole(read));
+                let halves = halves.count();
+                ended.store(true, Ordering::Relaxed);
+                halves
+            });
+            assert_eq!(halves, 0, "{told} were read in parts");
+            ended.store(false, Ordering::Relaxed);
+            let halves = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::Relaxed) {
+                        memory.write(offset as u64, &[0xff; 8][..len]);
+                        memory.write(offset as u64, &[0; 8][..len]);
+                    }
+                });
+                let halves = (0..10 * ROUNDS).filter(|_| {
+                    let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+                    !whole(&bytes[offset % 8..][..len])
+                });
+                let halves = halves.count();
+                ended.store(true, Ordering::Relaxed);
+                halves
+            });
+            assert_eq!(halves, 0, "{told} were written in parts");
+        }
     }
 
     #[test]
