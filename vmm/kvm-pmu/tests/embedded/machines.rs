@@ -106,7 +106,11 @@ fn vcpus_are_plugged_in_and_out() {
         assert_eq!(taken.pop().map(|(port, _)| port), Some(END));
         assert!(taken.len() > 2, "{}", taken.len());
         let values: Vec<_> = taken.iter().map(|(_, value)| *value).collect();
-        assert!(values.is_sorted_by(|a, b| a < b), "{mode:?}: {values:?}");
+        // Where the host has run something else, that is taken from what the next stays in the
+        // guest come to, down to nothing (`HaltClock`): a read may find what the one before did.
+        assert!(values.is_sorted(), "{mode:?}: {values:?}");
+        let stood = values.windows(2).filter(|two| two[0] == two[1]).count();
+        assert!(stood < values.len() / 2, "{mode:?}: {values:?}");
         assert_eq!(stays != ENDBR64[0], mode == TrapMode::Auto, "{mode:?}");
     }
 }
