@@ -14,8 +14,8 @@
 //!   the exit. What devices then take is not the guest's time.
 //! - [`TrapObserver`] gets reports.
 //!
-//! The crate makes no VM, and enters no guest but by [`KvmVcpu::enter`]. It answers RDMSR, WRMSR and RDPMC of
-//! the guest, sends PMIs, steps the guest where a counter needs that, and keeps
+//! But for [`probe()`], whose tiny VMs are gone when it returns, the crate makes no VM, and enters
+//! no guest but by [`KvmVcpu::enter`]. It answers RDMSR, WRMSR and RDPMC of the guest, sends PMIs, steps the guest where a counter needs that, and keeps
 //! halted time out of the counts. What a register means, pmu-virt knows.
 //!
 //! `docs/guide/embedding.md` goes through it step by step; `examples/minimal_vmm.rs` is a

@@ -3,7 +3,6 @@
 //! Capabilities say what an ioctl accepts. Whether a breakpoint fires, whether
 //! RDPMC faults, or whether CPL 0 runs in an instruction emulator, only a guest
 //! can tell.
-
 //!
 //! What they find depends on host, kernel and module alone: it can be saved, and used by a VMM
 //! that may make no VM of its own any more.
@@ -20,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::debug::DebugQuirks;
-use crate::error::{DescriptorError, Errno, VcpuError};
+use crate::error::{DescriptorError, Errno, KickError, VcpuError};
 use crate::step_driver::StepSupport;
 use crate::sys::{BareVmError, SharedError, ioctl};
 use crate::trap::PatchRefusal;
@@ -153,6 +152,9 @@ pub enum ProbeError {
     /// The kick signal, or the timer for guests that hang.
     #[error("probe: kicks cannot be set up: {0}")]
     Kicks(Errno),
+    /// A kick would not end a guest that hangs.
+    #[error("probe: a guest that hangs would never be left: {0}")]
+    Kick(#[from] KickError),
 }
 
 impl From<BareVmError> for ProbeError {
@@ -194,7 +196,7 @@ pub enum HostRefusal {
 /// What this host's KVM really does, found by throw-away VMs in some ten milliseconds: before any
 /// sandbox, for it opens `/dev/kvm`, makes VMs, and kicks its own thread
 /// ([`install_kick_handler`](crate::install_kick_handler), so a VMM with a signal or a handler of
-/// its own chooses before).
+/// its own chooses, and installs, before). The thread must not block the signal.
 ///
 /// # Errors
 /// [`ProbeError`]: the guests could not be run. What they found against a virtual PMU,

@@ -69,6 +69,10 @@ impl KvmVcpu {
     /// vCPU `id` of `vm`, whose descriptor is `vcpu`: a duplicate of it is kept. The VMM may keep
     /// its own, for what this type has no call for, or let it go.
     ///
+    /// A vCPU has one `KvmVcpu`, and no `KVM_RUN` by a descriptor of the VMM's own while a call of
+    /// this type runs or what it has lent is looked at ([`KvmVcpu::kvm_run`],
+    /// [`KvmVcpu::io_data`]): KVM would write to what is read there. Nobody can see that here.
+    ///
     /// # Errors
     /// [`DescriptorError`]: it is no vCPU's, or could not be duplicated or mapped.
     pub fn new(vcpu: impl AsFd, vm: &KvmVm, id: VcpuId) -> Result<Self, DescriptorError> {

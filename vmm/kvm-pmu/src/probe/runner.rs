@@ -12,7 +12,7 @@ use crate::cpuid;
 use crate::error::VcpuId;
 use crate::layout;
 use crate::memory::GuestBytes as _;
-use crate::sys::{BareVm, KickTimer, SharedMemory, install_kick_handler, ioctl};
+use crate::sys::{BareVm, KickTimer, SharedMemory, check_kicks, install_kick_handler, ioctl};
 use crate::vcpu::KvmVcpu;
 use crate::vm::{KvmVm, switch_off_vpmu};
 
@@ -86,7 +86,11 @@ pub(super) struct Probe {
 }
 
 impl Probe {
+    /// Whatever KVM makes of `code`, a kick ends it: where none would come to this thread there is
+    /// no guest.
     pub(super) fn new(host: &Host<'_>, code: &Code) -> Result<Self, ProbeError> {
+        install_kick_handler().map_err(ProbeError::Kicks)?;
+        check_kicks()?;
         let vm = BareVm::new(host.kvm(), layout::MEMORY_SIZE, host.has_smm())?;
         code.load(vm.memory());
         let pmu_vm = KvmVm::new(&vm)?;
@@ -158,7 +162,6 @@ impl Probe {
     /// Runs to the next exit; a probe that hangs ends in
     /// [`VmExit::Interrupted`].
     pub(super) fn run(&mut self) -> Result<VmExit, ProbeError> {
-        install_kick_handler().map_err(ProbeError::Kicks)?;
         let timer = KickTimer::for_this_thread().map_err(ProbeError::Kicks)?;
         timer.arm(PATIENCE);
         let vcpu = &mut self.vcpu;

@@ -53,15 +53,19 @@ impl RunPages {
     #[inline]
     pub(crate) fn run(&self) -> &kvm_run {
         // SAFETY: the mapping begins with a `kvm_run`, of integers alone, and lives as long as
-        // this value. KVM writes to it during `KVM_RUN`, which wants the `&mut` of the vCPU that
-        // has this value.
+        // this value. KVM writes to it during `KVM_RUN` alone. That of this crate wants the `&mut`
+        // of the vCPU that has this value; that by a descriptor of the VMM's own does not, and
+        // that there is none meanwhile is what `KvmVcpu::new` asks of who has one. Whatever is
+        // found here, no access that depends on it leaves the mapping.
         unsafe { self.at.as_ref() }
     }
 
     /// The same, to be changed.
     #[inline]
     pub(crate) fn run_mut(&mut self) -> &mut kvm_run {
-        // SAFETY: as above, and nobody else has this value.
+        // SAFETY: as above, and nobody else has this value; nor has this crate another mapping
+        // that it reads or writes so, as a vCPU has one `KvmVcpu` (`KvmVcpu::new`). That of
+        // `KickFlag` is for `immediate_exit` alone, which the crate leaves alone through this one.
         unsafe { self.at.as_mut() }
     }
 
@@ -96,8 +100,8 @@ impl RunPages {
             return &mut [];
         }
         // SAFETY: offset + len was just found to end in the mapping, and to lie behind the
-        // structure itself; the kernel touches it in `KVM_RUN` alone, which wants the vCPU that
-        // this value is borrowed of.
+        // structure itself; the kernel touches it in `KVM_RUN` alone, of which there is none
+        // meanwhile, as above.
         unsafe {
             let data = self.at.as_ptr().cast::<u8>().add(offset);
             std::slice::from_raw_parts_mut(data, len)

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use kvm_pmu::{
-    Errno, KickTarget, KvmPmu, KvmPmuParts, ThreadContext, TrapMode, cpuid, install_kick_handler,
-    install_kick_handler_of, kick_signal, own_kick_handler,
+    Errno, KickError, KickTarget, KvmPmu, KvmPmuParts, ProbeError, ThreadContext, TrapMode, cpuid,
+    install_kick_handler, install_kick_handler_of, kick_signal, own_kick_handler, probe,
 };
 use pmu_virt::{ClockBackend, CorePmu};
 
@@ -114,6 +114,28 @@ fn a_kick_that_would_be_lost_is_an_error() {
         is_refused(&format!("this thread blocks signal {signal}: "))
     };
     assert!(sys::in_a_child(blocked));
+}
+
+/// The probe's guests could not be ended, and are not begun.
+#[test]
+fn a_probe_without_kicks_is_an_error() {
+    if !can_run("a_probe_without_kicks_is_an_error") {
+        return;
+    }
+    // On a thread of its own, which no other test has.
+    let blocked = std::thread::spawn(|| {
+        sys::block(kick_signal());
+        probe().unwrap_err()
+    });
+    let error = blocked.join().unwrap();
+    assert!(
+        matches!(error, ProbeError::Kick(KickError::Blocked(_))),
+        "{error:?}"
+    );
+    let told = error.to_string();
+    let beginning = "probe: a guest that hangs would never be left: this thread blocks signal ";
+    assert!(told.starts_with(beginning), "{told}");
+    assert_eq!(probe().unwrap().check(), Ok(()));
 }
 
 /// What a process chooses once is tried in one of its own, which runs `test` alone: true there.
