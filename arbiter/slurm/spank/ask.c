@@ -18,12 +18,17 @@
 
 /* Of the bound, what is left for starting, loading and answering: others are told meanwhile. */
 #define REST_MS 250
+/* Who waits in the queue says so as often, */
+#define BEAT_MS 250
+/* and has this many calls besides, with the loading. */
+#define MOST_CALLS 4
 
 /* The functions of the library that are used. */
 struct library {
 	umpire_lease *(*acquire)(const char *, const struct umpire_lease_terms *);
 	int (*next)(umpire_lease *, int, struct umpire_lease_event *);
 	int (*get)(const umpire_lease *, struct umpire_lease_state *);
+	int (*renew)(umpire_lease *);
 	void (*free)(umpire_lease *);
 	const char *(*error)(void);
 };
@@ -31,15 +36,12 @@ struct library {
 static void say(struct answer *answer, const char *format, ...)
 {
 	va_list words;
-	char *at;
 
 	va_start(words, format);
 	vsnprintf(answer->text, sizeof answer->text, format, words);
 	va_end(words);
-	/* It is one line, whatever others have called themselves. */
-	for (at = answer->text; *at; at++)
-		if ((unsigned char)*at < ' ' || *at == 127)
-			*at = '?';
+	/* Whatever others have called themselves. */
+	one_line(answer->text);
 }
 
 static long long now_us(void)
@@ -65,6 +67,7 @@ static int load(const char *path, struct library *library, struct answer *answer
 		{ "umpire_lease_acquire", &library->acquire },
 		{ "umpire_lease_next", &library->next },
 		{ "umpire_lease_get", &library->get },
+		{ "umpire_lease_renew", &library->renew },
 		{ "umpire_lease_free", &library->free },
 		{ "umpire_lease_error", &library->error },
 	};
@@ -88,10 +91,20 @@ static int load(const char *path, struct library *library, struct answer *answer
 	return 0;
 }
 
+/* A call has come back: the next one has its own time. */
+static void beat(int to)
+{
+	static const struct answer further;
+
+	if (write(to, &further, sizeof further) != sizeof further)
+		_exit(1);
+}
+
 /* Waits until the lease holds what it asked for. 0: it does not; what is wrong is said, if anything is. */
-static int follow(const struct library *library, umpire_lease *lease, long long until,
+static int follow(const struct library *library, umpire_lease *lease, long long until, int to,
 		  struct answer *answer)
 {
+	long long asks = now_ms() + BOUND_MS;
 	struct umpire_lease_state state = { .size = sizeof state };
 	struct umpire_lease_event event = { .size = sizeof event };
 
@@ -110,15 +123,26 @@ static int follow(const struct library *library, umpire_lease *lease, long long 
 			    state.holds);
 			return 1;
 		}
-		happened = left > 0 ? library->next(lease, (int)left, &event) : 0;
-		if (happened < 0)
-			say(answer, "%s", library->error());
-		if (happened <= 0 || event.what == UMPIRE_LEASE_ENDED)
+		if (left <= 0)
 			return 0;
+		happened = library->next(lease, left < BEAT_MS ? (int)left : BEAT_MS, &event);
+		if (happened < 0) {
+			say(answer, "%s", library->error());
+			return 0;
+		}
+		if (happened && event.what == UMPIRE_LEASE_ENDED)
+			return 0;
+		beat(to);
+		if (now_ms() < asks)
+			continue;
+		/* A queue is silent: whether the arbiter still answers is seen by a call. */
+		library->renew(lease);
+		beat(to);
+		asks = now_ms() + BOUND_MS;
 	}
 }
 
-static void take(const struct question *question, struct answer *answer)
+static void take(const struct question *question, int to, struct answer *answer)
 {
 	const struct wish *wish = question->wish;
 	struct umpire_lease_terms terms = { .size = sizeof terms };
@@ -126,13 +150,13 @@ static void take(const struct question *question, struct answer *answer)
 	struct library library;
 	umpire_lease *lease;
 	long long most = BOUND_MS - REST_MS + question->wait_s * 1000LL;
-	long long until = now_ms() + most;
 	unsigned at;
 
 	for (at = 0; at < wish->event_count; at++)
 		events[at] = wish->events[at];
 	if (load(question->library, &library, answer))
 		return;
+	beat(to);
 	terms.programmable = wish->programmable;
 	terms.fixed = wish->fixed;
 	terms.events = events;
@@ -145,12 +169,14 @@ static void take(const struct question *question, struct answer *answer)
 	/* Who is preemptible leaves after a notice. */
 	terms.waits_ms = most;
 	lease = library.acquire(question->socket, &terms);
-	if (lease && !follow(&library, lease, until, answer) && !answer->text[0]) {
+	beat(to);
+	if (lease && !follow(&library, lease, now_ms() + most, to, answer) && !answer->text[0]) {
 		/* Who does not wait is told who has the counters; or has them, after all. */
 		library.free(lease);
 		terms.waits_ms = 0;
+		beat(to);
 		lease = library.acquire(question->socket, &terms);
-		if (lease && !follow(&library, lease, now_ms(), answer) && !answer->text[0])
+		if (lease && !follow(&library, lease, now_ms(), to, answer) && !answer->text[0])
 			say(answer, "others have the counters; see umpire who");
 	}
 	if (!lease)
@@ -222,7 +248,7 @@ static pid_t begin(void)
 void ask(const struct question *question, struct answer *answer)
 {
 	long long began = now_us();
-	long long until = began / 1000 + BOUND_MS + question->wait_s * 1000LL;
+	long long most = began / 1000 + MOST_CALLS * BOUND_MS + question->wait_s * 1000LL;
 	int ends[2];
 	pid_t child;
 	int received;
@@ -235,7 +261,8 @@ void ask(const struct question *question, struct answer *answer)
 	child = begin();
 	if (child == 0) {
 		close(ends[0]);
-		take(question, answer);
+		take(question, ends[1], answer);
+		answer->is_last = 1;
 		if (write(ends[1], answer, sizeof *answer) != sizeof *answer)
 			_exit(1);
 		_exit(0);
@@ -244,20 +271,27 @@ void ask(const struct question *question, struct answer *answer)
 	if (child < 0) {
 		say(answer, "no process can be started: %s", strerror(errno));
 	} else {
-		received = receive(ends[0], answer, until);
+		do {
+			long long until = now_ms() + BOUND_MS;
+
+			received = receive(ends[0], answer, until < most ? until : most);
+		} while (received > 0 && !answer->is_last);
 		/* Who has answered ends, who has not is killed. */
 		reap(child, received > 0 ? now_ms() + 100 : 0);
 		if (received <= 0) {
 			memset(answer, 0, sizeof *answer);
 			if (received < 0)
-				say(answer, "the arbiter at %s has not answered within %u s",
-				    question->socket, BOUND_MS / 1000 + question->wait_s);
+				say(answer, "the arbiter at %s has not answered within %d s",
+				    question->socket, BOUND_MS / 1000);
 			else
 				say(answer, "Umpire's library %s has ended the process that asked",
 				    question->library);
 		}
 	}
 	close(ends[0]);
+	answer->text[sizeof answer->text - 1] = 0;
+	if (!answer->is_granted && !answer->text[0])
+		say(answer, "refused without a reason by the arbiter at %s", question->socket);
 	answer->took_us = (unsigned)(now_us() - began);
 }
 

@@ -8,7 +8,7 @@
 
 #include "wish.h"
 
-/* A call of the arbiter, and of the library's own loading: nobody waits longer. */
+/* Each call of the arbiter, and the library's loading: nobody waits longer for one of them. */
 #define BOUND_MS 1000
 
 struct question {
@@ -25,6 +25,7 @@ struct question {
 
 /* What came of it. */
 struct answer {
+	int is_last;	/* else the one who asks says that it has got further */
 	int is_granted;
 	uint64_t lease;
 	unsigned took_us;	/* all of it, with the process that asked */

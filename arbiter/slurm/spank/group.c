@@ -76,6 +76,29 @@ int group_of_slurm(const char *own, char *out, size_t size)
 	return 0;
 }
 
+int has_limits(const char *own, const char *top)
+{
+	char path[PATH_MAX];
+	FILE *file;
+	int first;
+
+	if (!strcmp(own, "/"))
+		return 0;
+	/* By these Slurm itself limits, kills and accounts, whatever else it calls them. */
+	if (strstr(own, "slurmstepd.scope") || strstr(own, "/job_") ||
+	    (size_t)snprintf(path, sizeof path, "%s/cgroup.subtree_control", top) >= sizeof path)
+		return 1;
+	/* Where version 1 has the controllers, the top of version 2 hands none down. */
+	file = fopen(path, "re");
+	if (!file)
+		return 1;
+	do
+		first = fgetc(file);
+	while (first == '\n' || first == ' ');
+	fclose(file);
+	return first != EOF;
+}
+
 /* What the plugin makes on this node is below this folder. */
 static int find_ours(const char *node, char *folder, size_t size)
 {
@@ -93,8 +116,7 @@ static int make_group(struct group *group, const char *node, const char *step, c
 	int tries;
 
 	if (find_ours(node, above, sizeof above)) {
-		snprintf(why, size, "no hierarchy of control groups of version 2 is mounted whole here, and a "
-				    "lease for a job needs one");
+		snprintf(why, size, "the name of a control group for node %.64s is too long", node);
 		return -1;
 	}
 	group->is_ours = 1;
@@ -121,13 +143,24 @@ int find_group(struct group *group, const char *node, const char *step, char *wh
 	struct stat seen;
 
 	memset(group, 0, sizeof *group);
-	if (!find_top(top, sizeof top) && !find_own(own, sizeof own) &&
-	    !group_of_slurm(own, group->path, sizeof group->path)) {
+	if (find_top(top, sizeof top) || find_own(own, sizeof own)) {
+		snprintf(why, size, "no hierarchy of control groups of version 2 is mounted whole here, and a "
+				    "lease for a job needs one");
+		return -1;
+	}
+	if (!group_of_slurm(own, group->path, sizeof group->path)) {
 		if ((size_t)snprintf(group->folder, sizeof group->folder, "%s%s", top, group->path) <
 			    sizeof group->folder &&
 		    !stat(group->folder, &seen))
 			return 0;
 		snprintf(why, size, "Slurm's control group %.200s is not there", group->path);
+		return -1;
+	}
+	if (has_limits(own, top)) {
+		snprintf(why, size,
+			 "slurmstepd is in the control group %.200s, which is not known as Slurm's, and tasks "
+			 "are not taken out of its limits for a lease; use proctrack/cgroup with cgroup/v2",
+			 own);
 		return -1;
 	}
 	return make_group(group, node, step, why, size);

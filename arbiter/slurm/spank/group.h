@@ -15,7 +15,7 @@ struct group {
 
 /*
  * The group of a step: Slurm's own, where this process is in Slurm's hierarchy of version 2,
- * else one that is made. 0, or -1 and why.
+ * else one that is made, where no limit is left by entering it. 0, or -1 and why.
  */
 int find_group(struct group *group, const char *node, const char *step, char *why, size_t size);
 
@@ -33,6 +33,12 @@ void sweep_groups(const char *node);
  * (.../step_0/slurm); -1: `own` is none of Slurm's.
  */
 int group_of_slurm(const char *own, char *out, size_t size);
+
+/*
+ * Whether a process that leaves the group `own` may leave limits on memory, CPUs or the like, in the
+ * hierarchy that is mounted at `top`.
+ */
+int has_limits(const char *own, const char *top);
 
 /*
  * The CPUs of these cores, as Slurm numbers them, socket by socket; in both, lists like "0,2-3".

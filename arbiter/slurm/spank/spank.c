@@ -7,6 +7,7 @@
  * its tasks enters that group. Nothing here fails for a step without --counters, and no error is
  * returned to slurmstepd before its tasks are there: that would drain the node.
  */
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,11 @@
 #include "group.h"
 #include "wish.h"
 
-/* What Slurm looks up; the rest is hidden, so that nothing of slurmstepd's is meant by it. */
+/*
+ * What Slurm looks up; the rest is hidden, so that nothing of slurmstepd's is meant by it. Nothing of
+ * a prolog or epilog: slurmd would load the plugin for every job's begin or end, and drain the node
+ * where that fails.
+ */
 #pragma GCC visibility push(default)
 SPANK_PLUGIN(umpire, 1)
 int slurm_spank_init(spank_t spank, int argc, char **argv);
@@ -28,7 +33,6 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv);
 int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv);
 int slurm_spank_task_init(spank_t spank, int argc, char **argv);
 int slurm_spank_exit(spank_t spank, int argc, char **argv);
-int slurm_spank_job_epilog(spank_t spank, int argc, char **argv);
 #pragma GCC visibility pop
 
 #define SCONTROL_MS 5000
@@ -47,6 +51,19 @@ static int is_patient;
 static char refused[1280];
 static struct group group;
 static int is_member;
+
+/* One line to whoever reads, whatever the words in it are that others chose. */
+__attribute__((format(printf, 1, 2))) static void complain(const char *format, ...)
+{
+	char line[2048];
+	va_list words;
+
+	va_start(words, format);
+	vsnprintf(line, sizeof line, format, words);
+	va_end(words);
+	one_line(line);
+	slurm_error("%s", line);
+}
 
 static const char *node_name(void)
 {
@@ -74,7 +91,7 @@ static int hear_counters(int number, const char *text, int is_remote)
 		snprintf(refused, sizeof refused, "--counters: %s", why);
 		return 0;
 	}
-	slurm_error("--counters: %s", why);
+	complain("--counters: %s", why);
 	return -1;
 }
 
@@ -90,7 +107,7 @@ static int hear_wait(int number, const char *text, int is_remote)
 		snprintf(refused, sizeof refused, "--counters-wait: %s", why);
 		return 0;
 	}
-	slurm_error("--counters-wait: %s", why);
+	complain("--counters-wait: %s", why);
 	return -1;
 }
 
@@ -118,7 +135,7 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 		snprintf(refused, sizeof refused, "%s", why);
 	for (at = 0; options[at].name; at++)
 		if (spank_option_register(spank, &options[at]) != ESPANK_SUCCESS)
-			slurm_error("umpire: --%s cannot be registered; another plugin may have it",
+			complain("umpire: --%s cannot be registered; another plugin may have it",
 				    options[at].name);
 	return 0;
 }
@@ -136,7 +153,7 @@ static int check_step(const char *job, const char *partition)
 	if (!is_listed(site.shared, partition) ||
 	    (of_job && !read_wish(of_job, &whole, why, sizeof why) && has_all(&whole, &wish)))
 		return 0;
-	slurm_error("--counters: in partition %s jobs share CPUs, so Slurm counts their counters for a whole "
+	complain("--counters: in partition %s jobs share CPUs, so Slurm counts their counters for a whole "
 		    "job, and job %s has asked for %s%s: give --counters to sbatch or salloc",
 		    partition, job, of_job ? "--counters=" : "none", of_job ? of_job : "");
 	return -1;
@@ -150,12 +167,12 @@ static int check_command(void)
 	int is_step = spank_context() == S_CTX_LOCAL && job && partition;
 
 	if (is_patient && !is_asked) {
-		slurm_error("--counters-wait says how long to wait for counters, but none are asked for: give "
+		complain("--counters-wait says how long to wait for counters, but none are asked for: give "
 			    "--counters=N, too");
 		return -1;
 	}
 	if (is_asked && refused[0]) {
-		slurm_error("umpire: %s", refused);
+		complain("umpire: %s", refused);
 		return -1;
 	}
 	if (is_step)
@@ -263,6 +280,7 @@ static void take_lease(spank_t spank, uint32_t job, uint32_t step)
 		return;
 	}
 	leave_group(&group, node_name());
+	/* It always has words: what is empty would let the tasks run. */
 	snprintf(refused, sizeof refused, "%s", answer.text);
 }
 
@@ -285,7 +303,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 	if (!refused[0])
 		take_lease(spank, job, step);
 	if (refused[0])
-		slurm_error("umpire: %s: no counters for job %u: %s", node_name(), job, refused);
+		complain("umpire: %s: no counters for job %u: %s", node_name(), job, refused);
 	return 0;
 }
 
@@ -311,7 +329,7 @@ int slurm_spank_task_init(spank_t spank, int argc, char **argv)
 	/* One line, of the first of the node's tasks; who fails are all of them. */
 	if (spank_get_item(spank, S_TASK_ID, &task) == ESPANK_SUCCESS && task != 0)
 		return -1;
-	slurm_error("umpire: %s: no counters: %s", node_name(), refused);
+	complain("umpire: %s: no counters: %s", node_name(), refused);
 	times = requeue(spank);
 	if (times)
 		slurm_info("umpire: job %u is requeued, time %u of %u", number_of(spank, S_JOB_ID), times,
@@ -326,14 +344,5 @@ int slurm_spank_exit(spank_t spank, int argc, char **argv)
 	(void)argv;
 	if (spank_context() == S_CTX_REMOTE && is_member)
 		leave_group(&group, node_name());
-	return 0;
-}
-
-int slurm_spank_job_epilog(spank_t spank, int argc, char **argv)
-{
-	(void)spank;
-	(void)argc;
-	(void)argv;
-	sweep_groups(node_name());
 	return 0;
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +7,25 @@
 #include "wish.h"
 
 #define FORM "give --counters=N[,fixed=N][,events=NAME+NAME], as in --counters=3,fixed=1"
+
+void one_line(char *text)
+{
+	for (; *text; text++)
+		if ((unsigned char)*text < ' ' || *text == 127)
+			*text = '?';
+}
+
+/*
+ * In slurmstepd the options come out of the job's environment, where nobody has looked at them, and
+ * errors about them go to slurmd's log.
+ */
+static int is_plain(const char *text)
+{
+	for (; *text; text++)
+		if (*text < ' ' || *text > '~')
+			return 0;
+	return 1;
+}
 
 /* A number of decimal digits alone, from `least` to `most`. */
 static int read_number(const char *text, unsigned least, unsigned most, unsigned *number)
@@ -78,6 +98,10 @@ int read_wish(const char *text, struct wish *wish, char *why, size_t size)
 		snprintf(why, size, "no counters are given, or too many; " FORM);
 		return -1;
 	}
+	if (!is_plain(text)) {
+		snprintf(why, size, "there are characters in it that no counters have; " FORM);
+		return -1;
+	}
 	strcpy(copy, text);
 	while (at) {
 		char *part = strsep(&at, ",");
@@ -95,7 +119,19 @@ int read_wish(const char *text, struct wish *wish, char *why, size_t size)
 
 int read_patience(const char *text, struct patience *patience, char *why, size_t size)
 {
+	unsigned seconds;
+
 	memset(patience, 0, sizeof *patience);
+	if (text && !is_plain(text))
+		text = NULL;
+	if (text && !read_number(text, MOST_WAIT_S + 1, UINT_MAX, &seconds)) {
+		snprintf(why, size,
+			 "%u s are too long: %d s at most, since Slurm's UnkillableStepTimeout drains nodes "
+			 "of steps that wait longer when they are cancelled; sbatch has "
+			 "--counters-wait=requeue=N",
+			 seconds, MOST_WAIT_S);
+		return -1;
+	}
 	if (text && !strncmp(text, "requeue=", 8)) {
 		if (!read_number(text + 8, 1, MOST_REQUEUES, &patience->requeues))
 			return 0;

@@ -8,8 +8,11 @@
 #define MOST_EVENTS 16
 #define MOST_PROGRAMMABLE 64
 #define MOST_FIXED 32
-/* srun gives up on a step that has not begun after ten minutes. */
-#define MOST_WAIT_S 300
+/*
+ * Slurm cannot cancel a step that waits, and drains the node of one that has not ended
+ * UnkillableStepTimeout (60 s) after that was wanted. The calls besides take 4 s at most (ask.c).
+ */
+#define MOST_WAIT_S 45
 #define MOST_REQUEUES 1000
 
 /* Counters on each CPU. */
@@ -39,6 +42,9 @@ struct site {
 int read_wish(const char *text, struct wish *wish, char *why, size_t size);
 int read_patience(const char *text, struct patience *patience, char *why, size_t size);
 int read_site(int argc, char **argv, struct site *site, char *why, size_t size);
+
+/* Makes one line of what may have others' words in it. */
+void one_line(char *text);
 
 /* Whether `whole` has all counters that `part` has, and its events. */
 int has_all(const struct wish *whole, const struct wish *part);

@@ -151,6 +151,7 @@ pub fn check(facts: &Facts) -> Vec<Finding> {
     gres(facts, &mut findings);
     lua(facts, confined, &mut findings);
     plugin(facts, confined, &mut findings);
+    unkillable(facts, &mut findings);
     findings.say(
         facts.has_groups,
         "control groups of version 2 are mounted".to_owned(),
@@ -301,6 +302,26 @@ fn plugin(facts: &Facts, confined: Confined, findings: &mut Findings) {
         listed(has) == listed(&sharing),
         format!("shared={sharing} are the partitions where jobs share CPUs"),
         || format!("plugstack.conf: shared={has} is to be shared={sharing}, by OverSubscribe of the partitions"),
+    );
+}
+
+/// Slurm drains the node of a step that has not ended so long after it was cancelled, and cannot
+/// cancel one that waits for counters: 45 s, and four calls of a second each (`MOST_WAIT_S` in
+/// wish.h).
+fn unkillable(facts: &Facts, findings: &mut Findings) {
+    const LEAST_S: u32 = 60;
+    let text = config_value(&facts.config, "UnkillableStepTimeout").unwrap_or_default();
+    let word = text.split_whitespace().next().unwrap_or_default();
+    let time_s = word.parse().unwrap_or(0);
+    findings.say(
+        time_s >= LEAST_S,
+        format!("UnkillableStepTimeout={time_s} is longer than a step waits for counters"),
+        || {
+            format!(
+                "slurm.conf: UnkillableStepTimeout={word} is to be {LEAST_S} or more: a cancelled \
+                 step that waits for counters would drain its node"
+            )
+        },
     );
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
@@ -48,7 +49,7 @@ fn missing() -> Option<String> {
         return Some(format!("Slurm is not installed: there is no {absent}"));
     }
     if !rustix::process::geteuid().is_root() {
-        return Some("a cluster is started as root".to_owned());
+        return Some("a cluster of Slurm is started as root".to_owned());
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let has_groups = mounts.contains(" - cgroup2 ");
@@ -77,22 +78,52 @@ pub(crate) fn library() -> PathBuf {
     umpire::built_beside("umpire-lease-c").join("libumpire_lease.so")
 }
 
+/// One test at a time has a cluster, since the nodes of all have the same names on this machine.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed has left nothing that the next one minds.
+    TURN.lock().unwrap_or_else(|failed| failed.into_inner())
+}
+
+/// The shared cluster, for a test's turn.
+pub(crate) struct InTurn {
+    cluster: MutexGuard<'static, Cluster>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Deref for InTurn {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl DerefMut for InTurn {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+}
+
 /// The cluster that tests have one after the other. `None`: there can be none here, as was said.
-pub(crate) fn shared(test: &str) -> Option<MutexGuard<'static, Cluster>> {
+pub(crate) fn shared(test: &str) -> Option<InTurn> {
     static CLUSTER: OnceLock<Mutex<Cluster>> = OnceLock::new();
     if let Some(why) = missing() {
         println!("skipped: {test}: {why}");
         return None;
     }
+    let turn = turn();
     let cluster = CLUSTER.get_or_init(|| Mutex::new(Cluster::start("linuxproc")));
-    // A test that failed has left nothing that the next one minds.
     let cluster = cluster.lock().unwrap_or_else(|failed| failed.into_inner());
     cluster.be_idle();
-    Some(cluster)
+    Some(InTurn {
+        cluster,
+        _turn: turn,
+    })
 }
 
-/// A cluster of its own. `None`: there can be none here, as was said.
-pub(crate) fn own(test: &str, tracking: &str) -> Option<Cluster> {
+/// A cluster of its own, in the test's turn. `None`: there can be none here, as was said.
+pub(crate) fn own(_turn: &MutexGuard<'_, ()>, test: &str, tracking: &str) -> Option<Cluster> {
     if let Some(why) = missing() {
         println!("skipped: {test}: {why}");
         return None;
@@ -100,11 +131,16 @@ pub(crate) fn own(test: &str, tracking: &str) -> Option<Cluster> {
     Some(Cluster::start(tracking))
 }
 
-/// Four ports that are free now, below those that the kernel gives to whoever connects.
+/// Four ports that are free now and were given to no other cluster of this process, below those
+/// that the kernel gives to whoever connects.
 fn free_ports() -> Vec<String> {
-    let first = 20_000 + (std::process::id() % 1000) as u16 * 10;
+    static NEXT: Mutex<u16> = Mutex::new(0);
+    let mut next = NEXT.lock().unwrap_or_else(|failed| failed.into_inner());
+    let first = (20_000 + (std::process::id() % 1000) as u16 * 10).max(*next);
     let free = (first..32_000).filter(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok());
-    free.take(4).map(|port| port.to_string()).collect()
+    let found: Vec<u16> = free.take(4).collect();
+    *next = found.last().map_or(0, |port| port + 1);
+    found.iter().map(u16::to_string).collect()
 }
 
 impl Cluster {

@@ -6,7 +6,7 @@ use std::process::Child;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::cluster::{Cluster, POLICY, job_of, of_jobs, own, shared, soon, until_leases};
+use super::cluster::{Cluster, POLICY, job_of, of_jobs, own, shared, soon, turn, until_leases};
 
 fn kill(pid: i32) {
     let pid = Pid::from_raw(pid).expect("a process");
@@ -60,7 +60,8 @@ fn the_lease_ends_with_the_step() {
 #[test]
 fn tasks_that_outlive_their_slurmstepd_keep_the_lease() {
     let name = "tasks_that_outlive_their_slurmstepd_keep_the_lease";
-    let Some(cluster) = own(name, "linuxproc") else {
+    let turn = turn();
+    let Some(cluster) = own(&turn, name, "linuxproc") else {
         return;
     };
     let arbiters = cluster.arbiters(POLICY);

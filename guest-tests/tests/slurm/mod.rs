@@ -237,15 +237,31 @@ fn what_asks_for_nothing_notices_nothing() {
     kill_process(stopped, Signal::STOP).expect("it is ours");
     let plain = ["srun", "-w", "n1", "echo", "it ran"];
     let asking = ["srun", "-w", "n1", "--counters=1", "echo", "it ran"];
+    let patient = [
+        "srun",
+        "-w",
+        "n1",
+        "--counters=1",
+        "--counters-wait=45",
+        "true",
+    ];
     assert_eq!(cluster.said(&plain), (Some(0), "it ran\n".to_owned()));
     let began = Instant::now();
     let (status, text) = cluster.said(&asking);
     let took = began.elapsed();
+    // Nobody waits in a queue who has not heard of it.
+    let waited = cluster.said(&patient);
+    let took_both = began.elapsed();
     kill_process(stopped, Signal::CONT).expect("it is ours");
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("has not answered within 1 s"), "{text}");
     // The bound is one second; the rest is Slurm on a busy machine.
     assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(
+        waited.0 == Some(1) && waited.1.contains("has not answered within 1 s"),
+        "{waited:?}"
+    );
+    assert!(took_both < Duration::from_secs(20), "{took_both:?}");
     // What was asked for while it stood is nobody's when it goes on.
     until_leases(&arbiters[0], 0);
     arbiters[0].kill();

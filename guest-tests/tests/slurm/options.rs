@@ -139,6 +139,10 @@ fn what_is_asked_for_wrongly_is_named_in_a_line() {
             "'soon' is not understood",
         ),
         (&["--counters-wait=3"], "give --counters=N, too"),
+        (
+            &["--counters=1", "--counters-wait=46"],
+            "UnkillableStepTimeout",
+        ),
         // Where jobs share CPUs Slurm knows that no node has these, and else the arbiter.
         (
             &["--counters=5", "-p", "shared"],
@@ -161,6 +165,16 @@ fn what_is_asked_for_wrongly_is_named_in_a_line() {
             "{options:?}: {text}"
         );
     }
+    // Out of the environment slurmstepd has it alone, and nobody writes lines of slurmd's log by it.
+    let forged = "_SLURM_SPANK_OPTION_umpire_counters=x\nerror: node is on fire";
+    let words = ["env", forged, "srun", "-p", "own", "echo", "it ran"];
+    let (status, text) = cluster.said(&words);
+    assert!(
+        status != Some(0) && text.contains("characters in it") && !text.contains("it ran"),
+        "{text}"
+    );
+    let log = cluster.log_of("n1") + &cluster.log_of("n2");
+    assert!(!log.contains("on fire"), "{log}");
     // A step of a job that asked for none, where Slurm counts.
     let words = [
         "salloc",
@@ -300,6 +314,16 @@ fn the_plugin_needs_libc_alone() {
         needed.len() == 1 && needed[0].contains("libc.so.6"),
         "{linked}"
     );
+    // A hook of a prolog or epilog has slurmd load the plugin for every job, and drain where it cannot.
+    let names = Command::new("readelf")
+        .args(["-W", "--dyn-syms"])
+        .arg(plugin())
+        .output();
+    let names = String::from_utf8(names.expect("binutils").stdout).expect("text");
+    assert!(
+        names.contains("slurm_spank_task_init") && !names.contains("slurm_spank_job_"),
+        "{names}"
+    );
 }
 
 #[test]
@@ -318,15 +342,25 @@ fn what_of_the_plugin_needs_no_slurm_is_as_its_tables_say() {
         "-Werror",
     ]);
     cc.args(["-fsanitize=undefined", "-fno-sanitize-recover", "-I"]);
-    cc.arg(&source).arg(tests.join("tests/slurm/units.c"));
-    cc.args([source.join("group.c"), source.join("wish.c")]);
+    let include = tests.join("../arbiter/lease/capi/include");
+    cc.arg(&source).arg("-I").arg(&include);
+    cc.arg(tests.join("tests/slurm/units.c"));
+    cc.args(["ask.c", "group.c", "wish.c"].map(|name| source.join(name)));
     let (status, text) = said(&cc.arg("-o").arg(&program).output().expect("a compiler"));
+    assert_eq!(status, Some(0), "{text}");
+    let library = folder.path().join("library.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu99", "-D_GNU_SOURCE", "-shared", "-fPIC"]);
+    cc.args(["-Wall", "-Wextra", "-Werror", "-I"]).arg(&include);
+    cc.arg(tests.join("tests/slurm/library.c"));
+    let (status, text) = said(&cc.arg("-o").arg(&library).output().expect("a compiler"));
     assert_eq!(status, Some(0), "{text}");
     let machine = folder.path().join("machine");
     fs::create_dir(&machine).expect("a folder");
     let (status, text) = said(
         &Command::new(program)
             .arg(machine)
+            .arg(library)
             .output()
             .expect("it starts"),
     );

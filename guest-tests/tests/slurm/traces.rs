@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::cluster::{POLICY, own, until_leases};
+use super::cluster::{POLICY, own, turn, until_leases};
 
 /// Switches of the kernel that are about counters.
 const SWITCHES: [&str; 3] = [
@@ -57,9 +57,10 @@ fn switches() -> Vec<Option<String>> {
 #[test]
 fn nothing_is_left_of_jobs_and_their_cluster() {
     let name = "nothing_is_left_of_jobs_and_their_cluster";
+    let turn = turn();
     let (groups_before, switches_before) = (groups(), switches());
     // With Slurm's own control groups of version 1, beside ours of version 2.
-    let Some(cluster) = own(name, "cgroup") else {
+    let Some(cluster) = own(&turn, name, "cgroup") else {
         return;
     };
     let arbiters = cluster.arbiters(POLICY);

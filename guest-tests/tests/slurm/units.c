@@ -1,9 +1,10 @@
-/* What of the plugin needs no Slurm, by tables. Its argument is an empty folder. */
+/* What of the plugin needs no Slurm, by tables. Its arguments: an empty folder, and library.c, built. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "ask.h"
 #include "group.h"
 #include "wish.h"
 
@@ -41,6 +42,9 @@ static void wishes(void)
 		{ "3,fixed=0", 0, 0, 0, 0 },
 		{ "3,events=", 0, 0, 0, 0 },
 		{ "3,events=+", 0, 0, 0, 0 },
+		{ "3\n", 0, 0, 0, 0 },
+		{ "3,events=a\033[2J", 0, 0, 0, 0 },
+		{ "3,events=\302\233", 0, 0, 0, 0 },
 		{ "3,events=a+b+c+d+e+f+g+h+i+j+k+l+m+n+o+p+q", 0, 0, 0, 0 },
 		{ "3,events=xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", 0, 0, 0, 0 },
 	};
@@ -56,6 +60,8 @@ static void wishes(void)
 			check(wish.programmable == rows[at].programmable && wish.fixed == rows[at].fixed &&
 				      wish.event_count == rows[at].events,
 			      "wish's numbers", rows[at].text);
+		else
+			check(!strpbrk(why, "\n\033\302"), "wish's error", why);
 	}
 }
 
@@ -67,7 +73,11 @@ static void patiences(void)
 	check(!read_patience("30", &patience, why, sizeof why) && patience.seconds == 30, "patience", "30");
 	check(!read_patience("requeue=2", &patience, why, sizeof why) && patience.requeues == 2, "patience",
 	      "requeue=2");
-	check(read_patience("301", &patience, why, sizeof why), "patience", "301");
+	check(!read_patience("45", &patience, why, sizeof why) && patience.seconds == 45, "patience", "45");
+	check(read_patience("46", &patience, why, sizeof why) && strstr(why, "UnkillableStepTimeout") &&
+		      strstr(why, "46 s are too long: 45 s at most"), "patience", why);
+	check(read_patience("x\ny", &patience, why, sizeof why) && !strchr(why, '\n'), "patience", why);
+	check(read_patience("requeue=1\n", &patience, why, sizeof why) && !strchr(why, '\n'), "patience", why);
 	check(read_patience("requeue=0", &patience, why, sizeof why), "patience", "requeue=0");
 	check(read_patience("", &patience, why, sizeof why), "patience", "nothing");
 }
@@ -116,6 +126,78 @@ static void groups_of_slurm(void)
 	check(group_of_slurm(rows[0][0], out, 20), "group", "too long");
 }
 
+/* Of whoever is in these groups, which have limits. */
+static void limits(const char *top)
+{
+	static const struct {
+		const char *own;
+		int with_controllers, without;
+	} rows[] = {
+		{ "/", 0, 0 },
+		{ "/system.slice/slurmd.service", 1, 0 },
+		{ "/system.slice/slurmstepd.scope/job_7/step_0/other", 1, 1 },
+		{ "/elsewhere/job_7/step_0", 1, 1 },
+	};
+	char path[4096];
+	size_t at;
+	int has;
+
+	check(has_limits("/system.slice/slurmd.service", top), "limits", "nothing is known");
+	snprintf(path, sizeof path, "%s/cgroup.subtree_control", top);
+	for (has = 0; has < 2; has++) {
+		FILE *file = fopen(path, "w");
+
+		if (!file)
+			exit(2);
+		fputs(has ? "cpuset memory\n" : "\n", file);
+		fclose(file);
+		for (at = 0; at < sizeof rows / sizeof *rows; at++)
+			check(has_limits(rows[at].own, top) ==
+				      (has ? rows[at].with_controllers : rows[at].without),
+			      has ? "limits" : "limits without controllers", rows[at].own);
+	}
+}
+
+/* Each call has a second, and the queue what it is given; a refusal has words. */
+static void answers(const char *library)
+{
+	static const struct {
+		const char *socket;
+		unsigned wait_s;
+		int is_granted;
+		const char *text;
+		unsigned least_ms, most_ms;
+	} rows[] = {
+		{ "/silent", 0, 0, "refused without a reason by the arbiter at /silent", 0, 1000 },
+		{ "/hangs", 0, 0, "the arbiter at /hangs has not answered within 1 s", 1000, 3000 },
+		{ "/hangs", 45, 0, "the arbiter at /hangs has not answered within 1 s", 1000, 3000 },
+		{ "/stops", 45, 0, "the arbiter at /stops has not answered within 1 s", 2000, 6000 },
+		{ "/full", 0, 0, "others have the counters; see umpire who", 700, 3000 },
+		{ "/full", 1, 0, "others have the counters; see umpire who", 1700, 5000 },
+		{ "/later", 20, 1, "lease 7: 2 counters on each CPU", 2400, 8000 },
+	};
+	struct wish wish = { .programmable = 2 };
+	struct answer answer;
+	size_t at;
+
+	for (at = 0; at < sizeof rows / sizeof *rows; at++) {
+		struct question question = {
+			.socket = rows[at].socket,
+			.library = library,
+			.wait_s = rows[at].wait_s,
+			.wish = &wish,
+		};
+
+		ask(&question, &answer);
+		check(answer.is_granted == rows[at].is_granted, "granted", rows[at].socket);
+		check(!strcmp(answer.text, rows[at].text), rows[at].socket, answer.text);
+		if (answer.took_us / 1000 < rows[at].least_ms || answer.took_us / 1000 > rows[at].most_ms) {
+			fprintf(stderr, "%s: %u us\n", rows[at].socket, answer.took_us);
+			failures++;
+		}
+	}
+}
+
 static void write_line(const char *folder, int cpu, const char *name, const char *text)
 {
 	char path[4096];
@@ -162,12 +244,14 @@ static void cores(const char *folder)
 
 int main(int argc, char **argv)
 {
-	if (argc != 2)
+	if (argc != 3)
 		return 2;
 	wishes();
 	patiences();
 	parts();
 	groups_of_slurm();
+	limits(argv[1]);
+	answers(argv[2]);
 	cores(argv[1]);
 	return failures != 0;
 }

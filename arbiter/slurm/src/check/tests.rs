@@ -8,7 +8,8 @@ const CONFIG: &str = "Configuration data as of 2026-11-27T16:00:00\n\
     SelectType              = select/cons_tres\n\
     SelectTypeParameters    = CR_CORE\n\
     SLURM_VERSION           = 22.05.8\n\
-    TaskPlugin              = task/affinity\n";
+    TaskPlugin              = task/affinity\n\
+    UnkillableStepTimeout   = 60 sec\n";
 const PARTITIONS: &str = "PartitionName=own Default=YES OverSubscribe=NO State=UP\n\
     PartitionName=shared OverSubscribe=FORCE:4 State=UP\n\
     PartitionName=whole OverSubscribe=EXCLUSIVE State=UP\n\
@@ -46,7 +47,7 @@ fn wrong(facts: &Facts) -> Vec<String> {
 #[test]
 fn a_node_that_is_well_has_nothing_wrong() {
     assert_eq!(wrong(&well()), [""; 0]);
-    assert_eq!(check(&well()).len(), 12);
+    assert_eq!(check(&well()).len(), 13);
 }
 
 #[test]
@@ -56,7 +57,7 @@ fn what_differs_is_named_with_what_to_do() {
         change(&mut facts);
         facts
     };
-    let cases: [(Facts, &str); 15] = [
+    let cases: [(Facts, &str); 16] = [
         (
             with(|facts| facts.node_text = "NodeName=n1 Gres=pmc:4".to_owned()),
             "the arbiter has pmc:3,pmcfixed:2",
@@ -114,6 +115,10 @@ fn what_differs_is_named_with_what_to_do() {
             "is to be shared=may,shared",
         ),
         (with(|facts| facts.has_groups = false), "mount -t cgroup2"),
+        (
+            with(|facts| facts.config = CONFIG.replace("60 sec", "59 sec")),
+            "UnkillableStepTimeout=59 is to be 60",
+        ),
     ];
     for (facts, expected) in cases {
         let wrong = wrong(&facts);
