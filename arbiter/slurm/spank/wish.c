@@ -126,7 +126,7 @@ int read_patience(const char *text, struct patience *patience, char *why, size_t
 		text = NULL;
 	if (text && !read_number(text, MOST_WAIT_S + 1, UINT_MAX, &seconds)) {
 		snprintf(why, size,
-			 "%u s are too long: %d s at most, since Slurm's UnkillableStepTimeout drains nodes "
+			 "%u s are too long: %d s at most, since Slurm's UnkillableStepTimeout may drain nodes "
 			 "of steps that wait longer when they are cancelled; sbatch has "
 			 "--counters-wait=requeue=N",
 			 seconds, MOST_WAIT_S);

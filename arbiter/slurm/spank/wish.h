@@ -9,7 +9,7 @@
 #define MOST_PROGRAMMABLE 64
 #define MOST_FIXED 32
 /*
- * Slurm cannot cancel a step that waits, and drains the node of one that has not ended
+ * Slurm cannot cancel a step that waits, and may drain the node of one that has not ended
  * UnkillableStepTimeout (60 s) after that was wanted. The calls besides take 4 s at most (ask.c).
  */
 #define MOST_WAIT_S 45

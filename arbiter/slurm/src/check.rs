@@ -319,7 +319,7 @@ fn unkillable(facts: &Facts, findings: &mut Findings) {
         || {
             format!(
                 "slurm.conf: UnkillableStepTimeout={word} is to be {LEAST_S} or more: a cancelled \
-                 step that waits for counters would drain its node"
+                 step that waits for counters may drain its node"
             )
         },
     );
