@@ -18,8 +18,8 @@ pub(super) const MOST_UNIONS: usize = 64;
 /// Most leases of the control groups below one: what is above a lease, and beside it there, is
 /// looked at for each change on each CPU.
 pub(crate) const MOST_BELOW: usize = 64;
-/// Most threads of these leases.
-pub(crate) const MOST_THREADS_BELOW: usize = 256;
+/// Most threads of these leases. Each of them is a node on each CPU, and takes its room there.
+pub(crate) const MOST_THREADS_BELOW: usize = 32;
 
 /// How many demands are confined to each union.
 pub(super) type Need = [u8; MOST_UNIONS];
@@ -161,10 +161,16 @@ impl Node {
 
     fn has_child(&mut self, id: NodeId, path: Peak) {
         let was = self.children.insert(id, path.clone());
-        // The most is looked for anew only where it may be less than it was.
-        if was.is_none_or(|was| path.is_at_least(&was)) {
-            self.below = std::mem::replace(&mut self.below, Peak::none()).or(&path);
-        } else {
+        self.below = std::mem::replace(&mut self.below, Peak::none()).or(&path);
+        if let Some(was) = was {
+            self.had_child(&was);
+        }
+    }
+
+    /// A path below it does not hold that any more. The most is looked for anew only where it may
+    /// be less than it was.
+    fn had_child(&mut self, was: &Peak) {
+        if !self.children.values().any(|one| one.is_at_least(was)) {
             let children = std::mem::take(&mut self.children);
             self.has_children(children);
         }
@@ -252,10 +258,12 @@ impl Forest {
             return self.peaks(&next);
         };
         if let Some(over) = self.nodes.get_mut(&above) {
-            let mut children = std::mem::take(&mut over.children);
-            children.remove(&id);
-            children.extend(paths);
-            over.has_children(children);
+            let was = over.children.remove(&id);
+            // These hold no more together than the one that was above them.
+            over.children.extend(paths);
+            if let Some(was) = was {
+                over.had_child(&was);
+            }
         }
         self.tell_above(above);
         self.peak_over(above)
@@ -429,5 +437,39 @@ mod tests {
             all += change(*id, 0, &leaves, false).0;
         }
         assert!(all <= 32 * most, "{all}");
+    }
+
+    /// Threads of one lease are alike, so that what they need at most is known with one of them.
+    #[test]
+    fn those_that_are_alike_go_without_a_look_at_the_others() {
+        let over = [NodeId::Group(GroupId(1))];
+        let none = BTreeSet::new();
+        let mut forest = Forest::default();
+        let mut change = |id: NodeId, need: u8, add: bool| {
+            let above = if id == over[0] { &[][..] } else { &over };
+            let nest = Nest {
+                id,
+                above,
+                below: &none,
+            };
+            JOINED.set(0);
+            let (_, after) = forest.change(nest, share(7, need), add);
+            let below = forest.nodes.get(&over[0]).map(|node| node.below.need[0]);
+            (JOINED.get(), below, after.len())
+        };
+        let thread = |number| NodeId::Thread(GroupId(1), ThreadId { number, started: 1 });
+        change(over[0], 8, true);
+        for number in 0..MOST_THREADS_BELOW as u32 {
+            let need = if number == 3 { 5 } else { 2 };
+            change(thread(number), need, true);
+        }
+        // It was the one that needed most.
+        let (cost, below, _) = change(thread(3), 0, false);
+        assert!(below == Some(2) && cost > MOST_THREADS_BELOW as u64 / 2);
+        for number in (4..MOST_THREADS_BELOW as u32).chain(0..2) {
+            let (cost, below, _) = change(thread(number), 0, false);
+            assert!(below == Some(2) && cost <= 8, "{cost}");
+        }
+        assert_eq!(change(thread(2), 0, false).1, Some(0));
     }
 }

@@ -1442,8 +1442,8 @@ fn so_many_threads_have_parts_and_no_more() {
         scope: of_part(1, &(from..from + count).collect::<Vec<_>>(), false),
         ..terms(programmable(1), "0")
     };
-    host.granted(A, threads(0, 200));
-    let refused = Err(Refusal::TooManyThreadsBelow { above, most: 256 });
-    assert_eq!(host.ask(A, threads(200, 57)), refused);
-    host.granted(A, threads(200, 56));
+    host.granted(A, threads(0, 24));
+    let refused = Err(Refusal::TooManyThreadsBelow { above, most: 32 });
+    assert_eq!(host.ask(A, threads(24, 9)), refused);
+    host.granted(A, threads(24, 8));
 }
