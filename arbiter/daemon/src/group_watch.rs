@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId, Scope};
+use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId, Scope, ThreadId};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use umpire_service::Poll;
@@ -17,15 +17,19 @@ use umpire_service::Poll;
 use crate::groups::{NoGroup, Tree, has_moved, path_of};
 use crate::journal::Entry;
 use crate::service::Service;
-use crate::task::Task;
 
 /// Most groups that are looked at in one go.
 const LOOKS_AT: usize = 256;
+/// Most threads of which it is looked in one go in which groups they run.
+const THREADS: usize = 256;
 /// Most news that are taken from the kernel at once.
 const BATCH: usize = 64;
 
 /// Leases that have ended with their groups, and why.
 pub(crate) type EndedGroups = BTreeMap<LeaseId, Cause>;
+
+/// The groups that paths lead through, from the outermost on. `None`: they cannot be told.
+type Chains = BTreeMap<Vec<u8>, Option<Vec<GroupId>>>;
 
 #[derive(Debug)]
 struct WatchedGroup {
@@ -54,8 +58,8 @@ pub(crate) struct Groups {
     /// Where they are, once one was looked for.
     tree: Option<Tree>,
     looked_at: Option<GroupId>,
-    /// The lease for threads whose groups were looked at last.
-    moved_of: Option<LeaseId>,
+    /// The lease for threads whose groups are looked at next, and from which of them on.
+    moved_of: Option<(LeaseId, usize)>,
     ended: EndedGroups,
     /// The last look could not be taken, and that was said.
     blind: bool,
@@ -249,59 +253,42 @@ impl Groups {
         if arbiter.leased_groups().is_empty() {
             return;
         }
-        let after = self.moved_of.take();
-        let for_threads = arbiter.leases().filter(|lease| {
-            !lease.terms.scope.threads().is_empty() && after.is_none_or(|after| lease.id > after)
-        });
-        let mut looked = 0;
-        let mut moved = Vec::new();
-        for lease in for_threads {
-            let scope = &lease.terms.scope;
-            looked += scope.threads().len();
-            if self.has_moved(service, scope) {
-                moved.push(lease.id);
+        let threads = arbiter.leases();
+        let threads = threads.map(|lease| (lease.id, lease.terms.scope.threads().len()));
+        let (next, rest) = in_turn(threads, self.moved_of, THREADS);
+        self.moved_of = rest;
+        let mut chains = Chains::new();
+        for (id, which) in next {
+            let Some(scope) = arbiter.lease(id).map(|lease| &lease.terms.scope) else {
+                continue;
+            };
+            let mut threads = scope.threads()[which].iter();
+            if threads.any(|thread| self.is_moved(service, scope, *thread, &mut chains)) {
+                self.ended.insert(id, Cause::MovedAway);
             }
-            // The rest the next time.
-            if looked >= LOOKS_AT {
-                self.moved_of = Some(lease.id);
-                break;
-            }
-        }
-        for lease in moved {
-            self.ended.insert(lease, Cause::MovedAway);
         }
     }
 
-    fn has_moved(&mut self, service: &Service, scope: &Scope) -> bool {
-        let mut seen: BTreeMap<Vec<u8>, bool> = BTreeMap::new();
-        let mut threads = scope.threads().iter();
-        threads.any(|thread| {
-            // The end of one that has ended is told of by itself.
-            let path = match Task::of(thread.number) {
-                Ok(Some(task)) if task.id == *thread && !task.ended => path_of(*thread),
-                _ => return false,
-            };
-            let Ok(path) = path else {
-                return false;
-            };
-            let path = path.unwrap_or_default();
-            if let Some(moved) = seen.get(&path) {
-                return *moved;
-            }
-            let moved = self.is_moved_to(service, scope, &path);
-            seen.insert(path, moved);
-            moved
-        })
-    }
-
-    fn is_moved_to(&mut self, service: &Service, scope: &Scope, path: &[u8]) -> bool {
-        let chain = if path.is_empty() {
-            Ok(Vec::new())
-        } else {
-            self.tree(service).and_then(|tree| tree.chain(path))
+    fn is_moved(
+        &mut self,
+        service: &Service,
+        scope: &Scope,
+        thread: ThreadId,
+        chains: &mut Chains,
+    ) -> bool {
+        // The end of one that has ended is told of by itself.
+        let Ok(Some(path)) = path_of(thread) else {
+            return false;
         };
-        // One that was removed just now has nobody in it, so the next look tells.
-        chain.is_ok_and(|chain| has_moved(service.arbiter(), scope, &chain))
+        let chain = chains.entry(path).or_insert_with_key(|path| {
+            if path.is_empty() {
+                return Some(Vec::new());
+            }
+            // One that was removed just now has nobody in it, so the next look tells.
+            self.tree(service).and_then(|tree| tree.chain(path)).ok()
+        });
+        let chain = chain.as_ref();
+        chain.is_some_and(|chain| has_moved(service.arbiter(), scope, chain))
     }
 
     fn tree(&mut self, service: &Service) -> Result<&Tree, NoGroup> {
@@ -337,6 +324,33 @@ impl Groups {
         let ended = std::mem::take(&mut self.ended);
         Some(ended).filter(|ended| !ended.is_empty())
     }
+}
+
+/// Which come next of what leases have so many of, in the order of the leases, from one on: `most`
+/// together, however many a lease has. Also says where to go on after that, until all have been.
+pub(crate) fn in_turn(
+    all: impl Iterator<Item = (LeaseId, usize)>,
+    from: Option<(LeaseId, usize)>,
+    most: usize,
+) -> (Vec<(LeaseId, Range<usize>)>, Option<(LeaseId, usize)>) {
+    let mut next = Vec::new();
+    let mut left = most;
+    for (id, count) in all {
+        let first = match from {
+            Some((from, _)) if id < from => continue,
+            Some((from, first)) if id == from => first,
+            _ => 0,
+        };
+        let end = count.min(first.saturating_add(left));
+        if first < end {
+            next.push((id, first..end));
+            left -= end - first;
+        }
+        if end < count {
+            return (next, Some((id, end)));
+        }
+    }
+    (next, None)
 }
 
 impl WatchedGroup {
@@ -404,6 +418,37 @@ mod tests {
 
     use super::*;
     use crate::config::{ArbiterConfig, PmuConfig};
+
+    /// One lease for many does not make a look longer, and none is passed over.
+    #[test]
+    fn so_many_are_looked_at_in_one_go_and_then_the_next() {
+        let all = [(1, 3), (2, 0), (4, 700), (9, 2)];
+        let mut from = None;
+        let mut looks = Vec::new();
+        loop {
+            let all = all.map(|(id, count)| (LeaseId(id), count)).into_iter();
+            let (next, rest) = in_turn(all, from, 256);
+            let next = next.into_iter().map(|(id, which)| (id.0, which));
+            looks.push(next.collect::<Vec<_>>());
+            from = rest;
+            if from.is_none() {
+                break;
+            }
+        }
+        let look = |of: &[(u64, Range<usize>)]| of.to_vec();
+        assert_eq!(
+            looks,
+            [
+                look(&[(1, 0..3), (4, 0..253)]),
+                look(&[(4, 253..509)]),
+                look(&[(4, 509..700), (9, 0..2)]),
+            ]
+        );
+        // Some have gone since.
+        let all = [(LeaseId(4), 100), (LeaseId(9), 2)].into_iter();
+        let (next, rest) = in_turn(all, Some((LeaseId(4), 509)), 256);
+        assert_eq!((next, rest), (vec![(LeaseId(9), 0..2)], None));
+    }
 
     /// A lease has its own time, whatever became of another of its group.
     #[test]

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::hierarchies;
-use crate::task::{self, Task};
+use crate::task::{self, Life, Task, Text};
 
 /// Groups are in no more others.
 pub(crate) const DEEPEST: usize = 64;
@@ -342,8 +342,8 @@ pub(crate) fn shown(path: &[u8]) -> String {
     shown.take(256).collect()
 }
 
-/// The control group in which a thread runs, by its path. `None`: it runs in none but the root, or
-/// not any more.
+/// The control group in which a thread runs, by its path, which is empty where that is none but
+/// the root. `None`: it does not run any more.
 ///
 /// # Errors
 /// It cannot be told.
@@ -353,9 +353,10 @@ pub(crate) fn path_of(thread: ThreadId) -> io::Result<Option<Vec<u8>>> {
         path => path?,
     };
     // Whoever has its number now may be another.
-    let is_it = |task: &Task| task.id == thread && !task.ended;
-    let is_there = Task::of(thread.number)?.as_ref().is_some_and(is_it);
-    Ok(path.filter(|path| is_there && path != b"/"))
+    let is_it = |life: &Life| life.id == thread && !life.ended;
+    let is_there = Life::of(thread.number)?.as_ref().is_some_and(is_it);
+    let path = path.filter(|path| path != b"/").unwrap_or_default();
+    Ok(is_there.then_some(path))
 }
 
 /// The innermost of some groups, from the outermost on, that has a lease, or waits for one.
@@ -689,6 +690,19 @@ mod tests {
         assert!(matches!(refused, Err(NoGroup::TooMany(_))), "{refused:?}");
         assert_eq!(found.expect("as many as may be"), BTreeSet::from([number]));
         assert!(looks > PROCESSES.groups as u64, "{looks}");
+    }
+
+    /// Who has ended runs in no group, and was not moved out of one.
+    #[test]
+    fn one_that_has_ended_is_not_in_the_root() {
+        let life = Life::of(std::process::id()).expect("it can be seen");
+        let own = life.expect("it runs").id;
+        assert!(path_of(own).expect("it can be seen").is_some());
+        let before = ThreadId {
+            started: own.started + 1,
+            ..own
+        };
+        assert_eq!(path_of(before).expect("it can be seen"), None);
     }
 
     #[test]

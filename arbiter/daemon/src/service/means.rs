@@ -146,7 +146,7 @@ impl<'a> Meant<'a> {
                 )
             })?;
             // One that has ended runs nowhere, and its end is told of.
-            let path = path.unwrap_or_default();
+            let Some(path) = path else { continue };
             let of = match seen.get(&path) {
                 Some(of) => of.clone(),
                 None => self.leased(&path)?,
