@@ -334,9 +334,14 @@ impl<'a> Asking<'a> {
             }
         };
         match (scope, thread) {
+            (Scope::Part(part), _) if part.with_others => {
+                return Err(Denial::wrong(
+                    "the lease is for whatever runs in a part of a control group (scope part), and \
+                     has no events; ask for one of scope thread, for the threads to count",
+                ));
+            }
             (Scope::Thread(_) | Scope::Part(_), Some(thread))
                 if scope.threads().contains(&thread) => {}
-            (Scope::Part(part), Some(_)) if part.with_others => {}
             (Scope::Thread(_) | Scope::Part(_), _) => {
                 return Err(Denial::wrong(
                     "the lease is for threads: name one of them, which is the caller's own",
