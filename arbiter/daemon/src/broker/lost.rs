@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use arbiter_host::Group;
+use arbiter_host::{Group, GroupId};
 
 use super::OpenEvent;
 use crate::budget::Follows;
@@ -113,20 +113,25 @@ impl Lost {
     }
 
     /// Whether there is nothing left that it could count.
-    fn is_over(&self, groups: &LateTree) -> bool {
+    fn is_over(&self, groups: &mut States<'_>) -> bool {
         let allowed = &self.open.allowed;
-        let state = |group: &Group| groups.get().and_then(|tree| tree.state(group));
-        let state = allowed.group.as_ref().map(state);
-        let nothing_runs = matches!(state, Some(Ok(GroupState::Empty | GroupState::Gone)));
         if self.open.root.is_some() {
+            if !self.open.has_ended() {
+                return false;
+            }
             // Nobody knows who has inherited it: only that it runs in the group, or has moved
             // out of it.
             let process = self.open.root.and_then(|root| root.process);
             let with_process = allowed.event.follows == Follows::Threads
                 && process.is_some_and(|process| matches!(Life::of(process), Ok(None)));
-            return self.open.has_ended() && (nothing_runs || with_process);
+            let mut is_empty = |group| {
+                let state = groups.of(group);
+                matches!(state, Some(GroupState::Empty | GroupState::Gone))
+            };
+            return with_process || allowed.group.as_ref().is_some_and(&mut is_empty);
         }
-        if matches!(state, Some(Ok(GroupState::Gone))) {
+        let group = allowed.group.as_ref();
+        if group.is_some_and(|group| groups.of(group) == Some(GroupState::Gone)) {
             return true;
         }
         let is_gone = |(number, started)| peer::is_gone(started, &Task::of(number));
@@ -175,6 +180,25 @@ impl Lost {
     }
 }
 
+/// What runs in the groups of lost events, each looked at once: events are of few groups.
+struct States<'a> {
+    groups: &'a LateTree,
+    seen: BTreeMap<GroupId, Option<GroupState>>,
+}
+
+impl<'a> States<'a> {
+    fn new(groups: &'a LateTree) -> Self {
+        let seen = BTreeMap::new();
+        States { groups, seen }
+    }
+
+    /// `None`: it cannot be seen.
+    fn of(&mut self, group: &Group) -> Option<GroupState> {
+        let state = || self.groups.get().and_then(|tree| tree.state(group)).ok();
+        *self.seen.entry(group.id).or_insert_with(state)
+    }
+}
+
 /// What a look at a lost event saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnOff {
@@ -219,7 +243,8 @@ pub(super) fn make_room(
         return Ok(None);
     }
     let all = lost.iter().enumerate().filter(|(_, one)| own(one));
-    let over = all.take(TRIES).find(|(_, one)| one.is_over(groups));
+    let mut states = States::new(groups);
+    let over = all.take(TRIES).find(|(_, one)| one.is_over(&mut states));
     let over = over.map(|(at, _)| at);
     let over = over.and_then(|at| lost.remove(at)).ok_or(())?;
     Ok(Some(over.open))
@@ -235,6 +260,7 @@ pub(super) fn look(
     now: u64,
 ) -> Vec<OpenEvent> {
     let mut over = Vec::new();
+    let mut states = States::new(groups);
     excuses.forget_old(now);
     for _ in 0..lost.len().min(LOOKS_AT) {
         let Some(mut one) = lost.pop_front() else {
@@ -248,13 +274,13 @@ pub(super) fn look(
             told.push(Told::Outlived(one.open.having()));
         }
         if one.until <= now {
-            if one.is_over(groups) {
+            if one.is_over(&mut states) {
                 over.push(one.open);
                 continue;
             }
             one.until = now.saturating_add(LIVES);
         }
-        if one.taken_until > now && one.is_over(groups) {
+        if one.taken_until > now && one.is_over(&mut states) {
             // Its counter is free again, and nobody has to wait for the minute.
             over.push(one.open);
             continue;

@@ -191,7 +191,8 @@ fn a_lost_event_is_looked_at_while_there_is_something_to_count() {
         return;
     };
     let groups = LateTree::new(Path::new("/"));
-    assert!(!lives.is_over(&groups) && gone.is_over(&groups));
+    let mut states = States::new(&groups);
+    assert!(!lives.is_over(&mut states) && gone.is_over(&mut states));
 }
 
 /// A thread that is not the first of its process takes the first one's number and start by
@@ -213,7 +214,11 @@ fn what_a_thread_has_that_calls_execve_is_not_over() {
         };
         (one.open.pid, one.open.process) = (pid, process);
         let groups = LateTree::new(Path::new("/"));
-        assert_eq!(one.is_over(&groups), over, "{pid} {process:?}");
+        assert_eq!(
+            one.is_over(&mut States::new(&groups)),
+            over,
+            "{pid} {process:?}"
+        );
     }
 }
 
