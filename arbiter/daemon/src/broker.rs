@@ -17,7 +17,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::{Follows, Handed};
-use arbiter_host::{BootTime, Group, LeaseId, Reason};
+use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, Reason};
 use rustix::event::epoll::EventFlags;
 use umpire_lease::{EventReply, EventRequest};
 use umpire_service::{
@@ -26,10 +26,11 @@ use umpire_service::{
 
 use crate::config::ArbiterConfig;
 use crate::connections::is_passing;
+use crate::group_watch::in_turn;
 use crate::groups::LateTree;
 use crate::peer::{self, Client, NoThread, Started};
-use crate::service::{Allowed, Having, NoEvent, Service, Told, has_left};
-use crate::task::Task;
+use crate::service::{Allowed, Having, LeasesBelow, NoEvent, Service, Told, groups_above};
+use crate::task::{Life, Task};
 use inherited::{Root, meet};
 use lost::{Excuses, Lost, MostLost};
 pub(crate) use manager::PREFIX;
@@ -97,8 +98,9 @@ pub(crate) struct Broker {
     excuses: Excuses,
     opens: Opens,
     groups: LateTree,
-    /// Of which lease events were looked at last whether their threads are there still.
-    looked_at: Option<LeaseId>,
+    /// Of which lease events are looked at next whether their threads are there still, and from
+    /// which of them on.
+    looks_from: Option<(LeaseId, usize)>,
     /// Where names go that the service manager is to forget, if there is one.
     forgets: Option<Sender<String>>,
     /// The number of the last event that was asked for.
@@ -158,7 +160,7 @@ impl Broker {
             excuses: Excuses::default(),
             opens: Opens::new(root)?,
             groups: LateTree::new(root),
-            looked_at: None,
+            looks_from: None,
             forgets: managed.then(forgets).transpose()?,
             number: 0,
             store_full: false,
@@ -179,9 +181,10 @@ impl Broker {
         if !known.is_empty() {
             log::info!("{} events of before are known", known.len());
         }
+        let mut below = Below::new();
         for (number, open) in known {
             self.number = self.number.max(number);
-            if has(service, &open) {
+            if has(arbiter, &mut below, &open) {
                 self.have(open, now);
             } else {
                 let barred = service.is_barred(open.uid);
@@ -669,12 +672,11 @@ impl Broker {
     /// Stops what leases do not hold any more, before somebody else is told that it has it.
     pub(crate) fn follow(&mut self, service: &Service, changed: &[LeaseId], now: u64) {
         let mut all: BTreeSet<LeaseId> = changed.iter().copied().collect();
-        let inner = changed.iter().filter_map(|id| service.arbiter().lease(*id));
-        let inner = inner.filter_map(|lease| lease.terms.scope.group());
+        let arbiter = service.arbiter();
         // What a lease has that came below another's group is not that one's meanwhile.
-        let inner: BTreeSet<_> = inner.flat_map(|group| &group.above).collect();
-        if !inner.is_empty() {
-            let is_above = |group: &Group| inner.contains(&group.id);
+        let outer = groups_above(arbiter, changed);
+        if !outer.is_empty() {
+            let is_above = |group: &Group| outer.contains(&group.id);
             let open = self.open.iter();
             let above = open.filter(|(_, events)| {
                 let first = events.first();
@@ -682,13 +684,14 @@ impl Broker {
             });
             all.extend(above.map(|(id, _)| *id));
         }
+        let mut below = Below::new();
         for id in all {
-            self.lose_of(id, now, |open| !has(service, open));
+            self.lose_of(id, now, |open| !has(arbiter, &mut below, open));
         }
     }
 
     /// Stops those of a lease of which that is so.
-    fn lose_of(&mut self, id: LeaseId, now: u64, is_lost: impl Fn(&OpenEvent) -> bool) {
+    fn lose_of(&mut self, id: LeaseId, now: u64, mut is_lost: impl FnMut(&OpenEvent) -> bool) {
         let Some(events) = self.open.get_mut(&id) else {
             return;
         };
@@ -729,24 +732,25 @@ impl Broker {
     /// Looks at the threads of groups' events: one that has moved out of the group has its event
     /// stopped, and so has one that has ended and left nothing that could count.
     fn look_at_threads(&mut self, now: u64) {
-        let mut left = LOOKS_AT;
-        let all: Vec<LeaseId> = self.open.keys().copied().collect();
-        let after = |id: &&LeaseId| self.looked_at.is_none_or(|last| **id > last);
-        let (next, before): (Vec<&LeaseId>, Vec<&LeaseId>) = all.iter().partition(after);
-        for &&id in next.iter().chain(&before) {
-            if left == 0 {
-                return;
-            }
-            self.looked_at = Some(id);
+        let is_of_thread = |open: &&OpenEvent| open.root.is_some();
+        let of_threads = self.open.iter().map(|(id, events)| {
+            let of_threads = events.iter().filter(is_of_thread);
+            (*id, of_threads.count())
+        });
+        let (next, rest) = in_turn(of_threads, self.looks_from, LOOKS_AT);
+        self.looks_from = rest;
+        for (id, which) in next {
             let events = self.open.get(&id).into_iter().flatten();
-            let of_threads = events.filter(|open| open.root.is_some());
-            let mut gone = BTreeSet::new();
-            for open in of_threads {
-                left = left.saturating_sub(1);
-                if has_left_group(open, &self.groups) {
-                    gone.insert(open.life.0);
-                }
+            let events = events.filter(is_of_thread).skip(which.start);
+            // A thread has an event for each counter and CPU, and is looked at once.
+            let mut left: BTreeMap<(u32, bool), bool> = BTreeMap::new();
+            for open in events.take(which.len()) {
+                let with_process = open.allowed.event.follows == Follows::Threads;
+                let has_left = left.entry((open.life.0, with_process));
+                has_left.or_insert_with(|| has_left_group(open, &self.groups));
             }
+            let gone = left.into_iter().filter(|(_, has_left)| *has_left);
+            let gone: BTreeSet<u32> = gone.map(|((thread, _), _)| thread).collect();
             if !gone.is_empty() {
                 self.lose_of(id, now, |open| {
                     open.root.is_some() && gone.contains(&open.life.0)
@@ -766,12 +770,19 @@ impl OpenEvent {
     }
 }
 
+/// What is below each group; that of leases that are for none is nothing.
+type Below<'a> = BTreeMap<Option<GroupId>, LeasesBelow<'a>>;
+
 /// Whether an event's lease has its counter.
-fn has(service: &Service, open: &OpenEvent) -> bool {
+fn has<'a>(arbiter: &'a HostArbiter, below: &mut Below<'a>, open: &OpenEvent) -> bool {
     let Allowed { lease, counter, .. } = open.allowed;
-    let (arbiter, cpu) = (service.arbiter(), open.allowed.event.cpu);
-    let lease = arbiter.lease(lease);
-    lease.is_some_and(|lease| has_left(arbiter, lease, counter, cpu))
+    let Some(lease) = arbiter.lease(lease) else {
+        return false;
+    };
+    let scope = &lease.terms.scope;
+    let below = below.entry(scope.group().map(|group| group.id));
+    let below = below.or_insert_with(|| LeasesBelow::of(arbiter, scope));
+    below.leave(lease, counter, open.allowed.event.cpu)
 }
 
 /// Whether the thread of a group's event has moved out of the group, or can start nothing more
@@ -782,7 +793,7 @@ fn has_left_group(open: &OpenEvent, groups: &LateTree) -> bool {
         let process = open.root.and_then(|root| root.process);
         // What the threads of a process have goes with the process.
         return follows == Follows::Threads
-            && process.is_some_and(|process| matches!(Task::of(process), Ok(None)));
+            && process.is_some_and(|process| matches!(Life::of(process), Ok(None)));
     }
     let group = open.allowed.group.as_ref();
     let there = group.map(|group| groups.get()?.runs_in(open.life.0, group));
@@ -818,7 +829,7 @@ impl Says<'_> {
         let started = match of.group {
             None => peer::thread(number, self.client),
             // Where it runs, and whose it is, was looked at when that was allowed.
-            Some(_) => Task::of(number).map(|task| task.map(|task| Started(task.id.started))),
+            Some(_) => Life::of(number).map(|life| life.map(|life| Started(life.id.started))),
         };
         started.map_err(|error| self.unknown(number, error))
     }

@@ -46,7 +46,7 @@ pub(crate) use barred::{Taken, TakenBy};
 use book::Book;
 use call::Call;
 pub(crate) use call::{Called, Calling, Method, owner};
-pub(crate) use events::{Allowed, Having, NoEvent, Told, has_left};
+pub(crate) use events::{Allowed, Having, LeasesBelow, NoEvent, Told, groups_above};
 use kept::Kept;
 use listeners::{Listener, Listeners, Tells};
 use means::Meant;

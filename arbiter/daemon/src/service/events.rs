@@ -1,11 +1,14 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
 use crate::budget::{EventSpec, Fixed, Follows, HandedEvent, Rings};
 use arbiter::{CounterId, CounterSet, PerKind};
 use arbiter_host::{
-    BootTime, Caller, CpuSet, Demand, Group, HostArbiter, HostPmu, Lease, LeaseId, PmuId, Reason,
-    Scope, TenantId,
+    BootTime, Caller, CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, Lease, LeaseId, PmuId,
+    Reason, Scope, TenantId,
 };
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
@@ -239,7 +242,8 @@ impl<'a> Asking<'a> {
                 "the lease holds {holds} counters now, from 0 on, and {counter} is none of them"
             ))
         })?;
-        if !has_left(self.arbiter, lease, counter, self.request.cpu) {
+        let mut below = LeasesBelow::of(self.arbiter, &lease.terms.scope);
+        if !below.leave(lease, counter, self.request.cpu) {
             let why = format!(
                 "leases of control groups below the lease's have what its counter {counter} would \
                  need; the first ones are left for longest"
@@ -398,47 +402,92 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// Whether a lease has a counter for events of its own: it holds it, and of its kind there are
-/// more from that one on than leases of groups below its group need together, on that CPU or on
-/// any. Events of a group count what runs in those below it, too.
-pub(crate) fn has_left(
-    arbiter: &HostArbiter,
-    lease: &Lease,
-    counter: usize,
-    cpu: Option<u32>,
-) -> bool {
-    let held = lease.terms.demands.get(counter..lease.holds);
-    let Some((first, own)) = held.and_then(|held| Some((held.first()?, held))) else {
-        return false;
-    };
-    let Some(group) = lease.terms.scope.group() else {
-        return true;
-    };
-    let is_fixed = |demand: &Demand| PerKind::count(demand.counters).fixed > 0;
-    let count = |demands: &[Demand]| {
-        let alike = demands.iter();
-        alike
-            .filter(|demand| demand.pmu == first.pmu && is_fixed(demand) == is_fixed(first))
-            .count()
-    };
-    let here = |cpus: &CpuSet| match cpu {
-        Some(cpu) => cpus.contains(cpu),
-        None => cpus.iter().any(|cpu| lease.terms.cpus.contains(cpu)),
-    };
-    let below = arbiter.leases().filter_map(|other| {
-        let inner = other.terms.scope.group()?;
-        let needs = count(&other.terms.demands[..other.holds]);
-        (needs > 0 && inner.is_below(group) && here(&other.terms.cpus)).then_some((inner, needs))
-    });
-    let below: Vec<(&Group, usize)> = below.collect();
-    // On the way down to one of them.
-    let needs = below.iter().map(|(id, deepest, _)| {
-        let beside = below
-            .iter()
-            .filter(|(other, one, _)| id == other || meets(deepest, one));
-        beside.map(|(_, _, needs)| needs).sum::<usize>()
-    });
-    count(own) > needs.max().unwrap_or(0)
+/// What leases below a control group need of what that one's have, found out once for many events.
+#[derive(Debug)]
+pub(crate) struct LeasesBelow<'a> {
+    leases: Vec<&'a Lease>,
+    /// Which of them are needed where each of them is, with that one.
+    beside: Vec<Vec<usize>>,
+    /// The most that is needed of a kind, on a CPU or on any of a lease.
+    needs: BTreeMap<(PmuId, bool, Result<u32, LeaseId>), usize>,
+}
+
+impl<'a> LeasesBelow<'a> {
+    /// Those that are taken out of what a group has. Of another scope there are none.
+    pub(crate) fn of(arbiter: &'a HostArbiter, scope: &Scope) -> Self {
+        let all = scope
+            .group()
+            .map(|_| arbiter.leases())
+            .into_iter()
+            .flatten();
+        let below = all.filter(|other| other.holds > 0 && other.terms.scope.is_below(scope));
+        let leases: Vec<&Lease> = below.collect();
+        let beside = leases.iter().map(|deepest| {
+            let meets = |other: &Lease| {
+                other.id == deepest.id || meets(&deepest.terms.scope, &other.terms.scope)
+            };
+            let beside = leases.iter().enumerate();
+            let beside = beside.filter(|(_, other)| meets(other));
+            beside.map(|(at, _)| at).collect()
+        });
+        LeasesBelow {
+            beside: beside.collect(),
+            needs: BTreeMap::new(),
+            leases,
+        }
+    }
+
+    /// Whether they leave a counter of a lease of the group for events of that one's own: it holds
+    /// it, and of its kind there are more from that one on than these need together, on that CPU
+    /// or on any. Events of a group count what runs in those below it, too.
+    pub(crate) fn leave(&mut self, lease: &Lease, counter: usize, cpu: Option<u32>) -> bool {
+        let held = lease.terms.demands.get(counter..lease.holds);
+        let Some((first, own)) = held.and_then(|held| Some((held.first()?, held))) else {
+            return false;
+        };
+        let (pmu, fixed) = (first.pmu, is_fixed(first));
+        let here = |cpus: &CpuSet| match cpu {
+            Some(cpu) => cpus.contains(cpu),
+            None => cpus.iter().any(|cpu| lease.terms.cpus.contains(cpu)),
+        };
+        let (leases, beside) = (&self.leases, &self.beside);
+        let needed = self.needs.entry((pmu, fixed, cpu.ok_or(lease.id)));
+        let needed = needed.or_insert_with(|| {
+            let needs = leases.iter().map(|other| {
+                let terms = &other.terms;
+                let needs = count(&terms.demands[..other.holds], pmu, fixed);
+                if needs > 0 && here(&terms.cpus) {
+                    needs
+                } else {
+                    0
+                }
+            });
+            let needs: Vec<usize> = needs.collect();
+            // On the way down to one of them.
+            let deepest = beside.iter().zip(&needs).filter(|(_, needs)| **needs > 0);
+            let along = deepest.map(|(beside, _)| beside.iter().map(|at| needs[*at]).sum());
+            along.max().unwrap_or(0)
+        });
+        count(own, pmu, fixed) > *needed
+    }
+}
+
+fn is_fixed(demand: &Demand) -> bool {
+    PerKind::count(demand.counters).fixed > 0
+}
+
+/// How many are of a PMU and of a kind.
+fn count(demands: &[Demand], pmu: PmuId, fixed: bool) -> usize {
+    let alike = demands.iter();
+    alike
+        .filter(|demand| demand.pmu == pmu && is_fixed(demand) == fixed)
+        .count()
+}
+
+/// The groups out of whose leases some leases are taken.
+pub(crate) fn groups_above(arbiter: &HostArbiter, of: &[LeaseId]) -> BTreeSet<GroupId> {
+    let leases = of.iter().filter_map(|id| arbiter.lease(*id));
+    leases.flat_map(|lease| lease.terms.scope.above()).collect()
 }
 
 /// Whether the other one's counters are needed where the deepest one's are.
@@ -497,7 +546,7 @@ fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Denial> {
 
 #[cfg(test)]
 mod tests {
-    use arbiter_host::{GroupId, Outcome, Owner, Terms, Waits};
+    use arbiter_host::{Outcome, Owner, Part, Terms, ThreadId, Waits};
 
     use super::*;
 
@@ -540,6 +589,17 @@ mod tests {
                 path: path.to_owned(),
             }
         };
+        let scope = |path: &str| match path.strip_suffix("/part") {
+            None => Scope::Group(Arc::new(group(path))),
+            Some(of) => Scope::Part(Box::new(Part {
+                of: Arc::new(group(of)),
+                threads: vec![ThreadId {
+                    number: 7,
+                    started: 1,
+                }],
+                with_others: true,
+            })),
+        };
         let mut lease = |path: &str, programmable: usize, cpus: &[u32]| {
             let counters = [CounterSet::first(0, 2)].into_iter();
             let counters = counters.chain(vec![CounterSet::first(8, 0); programmable]);
@@ -552,7 +612,7 @@ mod tests {
                 at_least: demands.len(),
                 demands,
                 cpus: cpus.iter().copied().collect(),
-                scope: Scope::Group(Arc::new(group(path))),
+                scope: scope(path),
                 guaranteed: true,
                 priority: 0,
                 preemptible: false,
@@ -571,11 +631,9 @@ mod tests {
                 panic!("{path}: {granted:?}");
             };
             let outer = arbiter.lease(LeaseId(1)).expect("the first");
-            let left = |cpu| -> Vec<usize> {
-                (0..9)
-                    .filter(|at| has_left(&arbiter, outer, *at, cpu))
-                    .collect()
-            };
+            let mut below = LeasesBelow::of(&arbiter, &outer.terms.scope);
+            let mut left =
+                |cpu| -> Vec<usize> { (0..9).filter(|at| below.leave(outer, *at, cpu)).collect() };
             // The fixed-function one is the first.
             (lease, left(None), left(Some(0)))
         };
@@ -590,6 +648,16 @@ mod tests {
             (LeaseId(3), vec![0, 1, 2], all.clone())
         );
         assert_eq!(lease("/1/4", 1, &[1]).1, [0, 1, 2], "groups share in time");
-        assert_eq!(lease("/1/2/3", 1, &[1]), (LeaseId(5), vec![0, 1], all));
+        assert_eq!(
+            lease("/1/2/3", 1, &[1]),
+            (LeaseId(5), vec![0, 1], all.clone())
+        );
+        // A part is beside all of these, and is on one CPU only.
+        let part = lease("/1/part", 1, &[1]);
+        assert_eq!(part, (LeaseId(6), vec![0], all));
+        let above = groups_above(&arbiter, &[LeaseId(6)]);
+        assert_eq!(above, BTreeSet::from([GroupId(1)]));
+        let above = groups_above(&arbiter, &[LeaseId(2), LeaseId(5)]);
+        assert_eq!(above, [1, 2].map(GroupId).into());
     }
 }
