@@ -659,5 +659,30 @@ mod tests {
         assert_eq!(above, BTreeSet::from([GroupId(1)]));
         let above = groups_above(&arbiter, &[LeaseId(2), LeaseId(5)]);
         assert_eq!(above, [1, 2].map(GroupId).into());
+        // Nobody can tell for whom events of a part for all that its holder runs would be.
+        let request = EventRequest::default();
+        let asking = Asking {
+            config: &ArbiterConfig::default(),
+            arbiter: &arbiter,
+            is_watchdogs: false,
+            caller: Caller {
+                tenant: TenantId(0),
+                uid: 7,
+                operator: true,
+            },
+            request: &request,
+        };
+        let part = arbiter.lease(LeaseId(6)).expect("it was granted");
+        let own = Task {
+            id: part.terms.scope.threads()[0],
+            process: 7,
+            uids: vec![7; 4],
+            gids: vec![7; 4],
+            inner: None,
+            ended: false,
+            dumpable: true,
+        };
+        let thread = asking.thread(part, &arbiter.pmus()[0], Some(Ok(own)));
+        assert!(matches!(thread, Err(Denial::Refused(_))));
     }
 }
