@@ -28,6 +28,9 @@ const BATCH: usize = 64;
 /// Leases that have ended with their groups, and why.
 pub(crate) type EndedGroups = BTreeMap<LeaseId, Cause>;
 
+/// Some of what a lease has many of.
+type OfLease = (LeaseId, Range<usize>);
+
 /// The groups that paths lead through, from the outermost on. `None`: they cannot be told.
 type Chains = BTreeMap<Vec<u8>, Option<Vec<GroupId>>>;
 
@@ -332,7 +335,7 @@ pub(crate) fn in_turn(
     all: impl Iterator<Item = (LeaseId, usize)>,
     from: Option<(LeaseId, usize)>,
     most: usize,
-) -> (Vec<(LeaseId, Range<usize>)>, Option<(LeaseId, usize)>) {
+) -> (Vec<OfLease>, Option<(LeaseId, usize)>) {
     let mut next = Vec::new();
     let mut left = most;
     for (id, count) in all {
