@@ -87,17 +87,18 @@ fn tasks_that_outlive_their_slurmstepd_keep_the_lease() {
         kill(task);
     }
     until_leases(&arbiters[0], 0);
-    // The next step takes away the group that nobody took away.
+    // A later step takes away the group that nobody took away, once the dead slurmstepd was waited
+    // for: until then its number is that of a process.
     cluster.asked(&["scancel", &job_of(&lease.label).to_string()]);
-    soon(
-        || match cluster.said(&["srun", "-w", "n1", "--immediate=5", "--counters=1", "true"]) {
-            (Some(0), _) => Ok(()),
-            (status, text) => Err(format!("{status:?}: {text}")),
-        },
-    );
-    soon(|| match super::traces::groups_of_steps().as_slice() {
-        [] => Ok(()),
-        left => Err(format!("{left:?}")),
+    soon(|| {
+        let words = ["srun", "-w", "n1", "--immediate=5", "--counters=1", "true"];
+        match (
+            cluster.said(&words),
+            super::traces::groups_of_steps().as_slice(),
+        ) {
+            ((Some(0), _), []) => Ok(()),
+            ((status, text), left) => Err(format!("{status:?}: {text}; {left:?}")),
+        }
     });
 }
 
