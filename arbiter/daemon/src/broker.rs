@@ -208,7 +208,7 @@ impl Broker {
         let of_known = known.values_mut();
         for group in of_known.filter_map(|open| open.allowed.group.as_mut()) {
             match groups.get(&group.id) {
-                Some(known) => *group = (*known).clone(),
+                Some(known) => *group = Group::clone(known),
                 None => {
                     unknown.insert(group.id);
                 }

@@ -14,7 +14,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use umpire_service::Poll;
 
-use crate::groups::{NoGroup, Tree, has_moved, path_of};
+use crate::groups::{GroupState, NoGroup, Tree, has_moved, is_populated, path_of};
 use crate::journal::Entry;
 use crate::service::Service;
 
@@ -66,19 +66,6 @@ pub(crate) struct Groups {
     ended: EndedGroups,
     /// The last look could not be taken, and that was said.
     blind: bool,
-}
-
-/// What a look at a group has seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
-    /// Something runs in it, or below it.
-    Runs,
-    /// Nothing does.
-    Empty,
-    /// There is no such group any more.
-    Gone,
-    /// That cannot be told: it is as it was.
-    Unknown,
 }
 
 impl Groups {
@@ -172,19 +159,7 @@ impl Groups {
     /// # Errors
     /// It cannot be looked for.
     fn events_of(&mut self, service: &Service, group: &Group) -> Result<Option<File>, NoGroup> {
-        let named = match self.tree(service)?.find(&group.path) {
-            Err(NoGroup::NotThere(_)) => return Ok(None),
-            named => named?,
-        };
-        if named.group.id != group.id {
-            return Ok(None);
-        }
-        match named.events() {
-            Err(error) if is_gone(error) => Ok(None),
-            events => events
-                .map(Some)
-                .map_err(|error| NoGroup::Io(group.path.clone(), error.into())),
-        }
+        self.tree(service)?.events_of(group)
     }
 
     /// What runs in a group that is watched.
@@ -383,30 +358,6 @@ impl Arrival {
             // All that ran in it has ended, or it is gone itself.
             GroupState::Empty | GroupState::Gone => Some(Cause::GroupEmpty),
         }
-    }
-}
-
-/// Whether the kernel says so of a group that was removed.
-fn is_gone(error: Errno) -> bool {
-    matches!(error, Errno::NOENT | Errno::NODEV)
-}
-
-/// Whether something runs in the group. What is read is not news any more.
-fn is_populated(events: &File) -> rustix::io::Result<Seen> {
-    let mut text = [0; 256];
-    let length = match events.read_at(&mut text, 0) {
-        Ok(length) => length,
-        Err(error) => {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            return is_gone(errno).then_some(Seen::Gone).ok_or(errno);
-        }
-    };
-    let mut lines = text[..length].split(|byte| *byte == b'\n');
-    let populated = lines.find_map(|line| line.strip_prefix(b"populated "));
-    match populated {
-        Some(b"0") => Ok(Seen::Empty),
-        Some(_) => Ok(Seen::Runs),
-        None => Err(Errno::IO),
     }
 }
 

@@ -183,11 +183,13 @@ impl Task {
 
     fn at(folder: &OwnedFd, number: u32, text: &Text) -> io::Result<Self> {
         let (stat, status) = (read(folder, "stat")?, text.read(folder)?);
-        Self::parse(number, &stat, &status).ok_or_else(|| odd(number))
+        // What cannot be dumped has root for the owner of its files: proc(5).
+        let owner = statat(folder, "status", AtFlags::empty())?.st_uid;
+        Self::parse(number, &stat, &status, owner).ok_or_else(|| odd(number))
     }
 
     /// By proc_pid_stat(5) and proc_pid_status(5).
-    fn parse(number: u32, stat: &[u8], status: &[u8]) -> Option<Self> {
+    fn parse(number: u32, stat: &[u8], status: &[u8], owner: u32) -> Option<Self> {
         let Life { id, ended } = Life::parse(number, stat)?;
         let numbers =
             |name| line(status, name).map(|line| words(line).filter_map(parsed).collect());
@@ -195,6 +197,7 @@ impl Task {
             |name| -> Option<Vec<u32>> { numbers(name).filter(|ids: &Vec<u32>| ids.len() == 4) };
         let uids = four("Uid:")?;
         Some(Task {
+            dumpable: uids.get(1) == Some(&owner),
             id,
             process: numbers("Tgid:")?.first().copied()?,
             uids,

@@ -103,25 +103,14 @@ impl Slice {
             .expect("it was started")
     }
 
+    fn process(&self, child: usize) -> u32 {
+        self.children[child].id()
+    }
+
     /// Has a process run in a group from now on.
     pub(super) fn move_to(&self, below: &str, process: u32) {
         let procs = self.folder.join(&below[1..]).join("cgroup.procs");
         fs::write(procs, process.to_string()).expect("it goes there");
-    }
-
-    fn move_to(&self, below: &str, child: usize) {
-        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
-        fs::write(procs, self.children[child].id().to_string()).expect("it goes there");
-    }
-
-    fn move_to(&self, below: &str, child: usize) {
-        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
-        fs::write(procs, self.children[child].id().to_string()).expect("it goes there");
-    }
-
-    fn move_to(&self, below: &str, child: usize) {
-        let procs = self.folder.join(&below[1..]).join("cgroup.procs");
-        fs::write(procs, self.children[child].id().to_string()).expect("it goes there");
     }
 
     fn kill(&mut self, child: usize) {
@@ -601,14 +590,14 @@ fn threads_with_leases_and_groups_do_not_mix() {
     assert_eq!(reason, Reason::BeyondGroup, "{message}");
     // Who runs elsewhere counts elsewhere.
     slice.make("/other");
-    slice.move_to("/other", child);
+    slice.move_to("/other", slice.process(child));
     until_there(&daemon, &[above]);
     assert_eq!(why_ended(&daemon, held.lease().id), "moved-away");
     // The other way, too.
     let held = Arbiter::connect(&daemon.socket()).expect("it answers");
     let held = held.acquire(&of_thread).expect("a lease of its own");
     assert_eq!(held.lease().within, None);
-    slice.move_to("/job", child);
+    slice.move_to("/job", slice.process(child));
     until_there(&daemon, &[above]);
     assert_eq!(why_ended(&daemon, held.lease().id), "moved-away");
 }
@@ -773,4 +762,43 @@ fn a_container_has_a_lease_for_itself_and_parts_of_it() {
     let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
     assert!(audit.contains(&inner), "{audit}");
     until_there(&daemon, &[]);
+}
+
+/// What is seen on a host whose control groups are of version 2 alone.
+const PURE: [&str; 8] = [
+    "what_a_group_holds_is_the_groups_until_nothing_runs_there",
+    "groups_in_groups_end_in_every_order",
+    "who_does_not_come_in_time_has_nothing",
+    "a_name_that_is_anothers_by_now_holds_nothing",
+    "threads_with_leases_and_groups_do_not_mix",
+    "a_lease_within_a_lease_is_found_by_itself",
+    "who_leaves_the_group_loses_its_part",
+    "a_container_has_a_lease_for_itself_and_parts_of_it",
+];
+
+/// L1's kernel has no version 1 mounted beside it.
+#[test]
+fn groups_are_the_same_where_there_is_version_2_alone() {
+    let tests = std::env::current_exe().expect("this test has a file");
+    let names = PURE.map(|name| format!("arbiterd::groups::{name}"));
+    let script = "mount -t cgroup2 none /sys/fs/cgroup && exec \"$@\"";
+    let run = Run::new("sh").args(["-c", script, "sh"]).arg(tests);
+    let run = run
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .args(names);
+    let run = ["unshare", "cat"].into_iter().fold(run, |run, name| {
+        let here = Path::new("/usr/bin").join(name);
+        if here.exists() { run.file(here) } else { run }
+    });
+    let run = run.file(guest_tests::umpire::path());
+    let machine = Machine::new().memory_mib(2048).timeout(LONG * 5);
+    let output = machine.output(&run).expect("L1 works");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!out.contains("skipped"), "{out}");
+    let passed = format!("test result: ok. {} passed", PURE.len());
+    assert!(
+        out.contains(&passed),
+        "{out}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -5,6 +5,7 @@ mod c_library;
 mod commands;
 mod events;
 pub(crate) mod fixture;
+mod group_events;
 mod groups;
 mod host;
 mod killed;

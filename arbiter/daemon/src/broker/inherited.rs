@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::OpenEvent;
 use crate::budget::Follows;
 use crate::peer::{self, Started};
-use crate::task::Task;
+use crate::task::Life;
 
 /// A tick of the clock by which proc_pid_stat(5) says when a thread was started, in nanoseconds
 /// (`USER_HZ` is 100 on this architecture).

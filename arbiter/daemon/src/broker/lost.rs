@@ -12,7 +12,7 @@ use super::OpenEvent;
 use crate::budget::Follows;
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
-use crate::service::{Taken, Told};
+use crate::service::{Allowed, Taken, TakenBy, Told};
 use crate::task::Life;
 
 /// Most that a user has lost and that are still looked at.
@@ -134,7 +134,7 @@ impl Lost {
         if group.is_some_and(|group| groups.of(group) == Some(GroupState::Gone)) {
             return true;
         }
-        let is_gone = |(number, started)| peer::is_gone(started, &Task::of(number));
+        let is_gone = |(number, started)| peer::is_gone(started, &Life::of(number));
         // A thread that has called `execve` has the number and the start of its process.
         is_gone(self.open.life) && is_gone((self.open.pid, self.open.process))
     }

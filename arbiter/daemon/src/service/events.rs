@@ -198,7 +198,7 @@ impl<'a> Asking<'a> {
             counter,
             pmu: demand.pmu,
             counters: demand.counters,
-            group: group.cloned(),
+            group: group.map(|group| Group::clone(group)),
             event: HandedEvent {
                 spec: EventSpec {
                     perf_type: self.perf_type(pmu)?,

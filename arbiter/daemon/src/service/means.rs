@@ -11,6 +11,7 @@ use super::call::Calling;
 use crate::convert::Means;
 use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree, innermost_leased, path_of};
 use crate::peer::Client;
+use crate::task::Task;
 
 pub(super) struct Meant<'a> {
     client: &'a Client,
@@ -177,32 +178,6 @@ impl<'a> Meant<'a> {
             // Removed since, with nothing in it.
             Err(NoGroup::NotThere(_)) => Ok(None),
             Ok(chain) => Ok(innermost_leased(self.arbiter, &chain)),
-            Err(why) => Err(why.to_string()),
-        }
-    }
-
-    /// The innermost with a lease of the groups that a path leads through.
-    fn leased(&mut self, path: &[u8]) -> Result<Option<Arc<Group>>, String> {
-        if path.is_empty() {
-            return Ok(None);
-        }
-        match self.tree_for(path).and_then(|tree| tree.chain(path)) {
-            // Removed since, with nothing in it.
-            Err(NoGroup::NotThere(_)) => Ok(None),
-            Ok(chain) => Ok(innermost_leased(self.arbiter, &chain)),
-            Err(why) => Err(why.to_string()),
-        }
-    }
-
-    /// The innermost with a lease of the group of this path and those that it is in.
-    fn leased(&mut self, path: &str) -> Result<Option<Arc<Group>>, String> {
-        if path.is_empty() {
-            return Ok(None);
-        }
-        match self.find(path) {
-            // Removed since, with nothing in it.
-            Err(NoGroup::NotThere(_)) => Ok(None),
-            Ok(named) => Ok(innermost_leased(self.arbiter, &named.group)),
             Err(why) => Err(why.to_string()),
         }
     }

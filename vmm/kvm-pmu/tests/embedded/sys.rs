@@ -38,9 +38,8 @@ fn set_slot(vm: &VmFd, at: u64, size: usize) {
 
 /// `KVM_RUN` of a vCPU, by whatever a VMM has for it.
 pub(crate) fn kvm_run(vcpu: &OwnedFd) -> Result<(), Errno> {
-    const KVM_RUN: libc::c_ulong = 0xae80;
     // SAFETY: it has no argument, and touches guest memory and the vCPU's mapping alone.
-    match unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_RUN, 0) } {
+    match unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_RUN.into(), 0) } {
         0 => Ok(()),
         _ => Err(Errno::last()),
     }
