@@ -459,14 +459,15 @@ mod tests {
         };
         let thread = |number| NodeId::Thread(GroupId(1), ThreadId { number, started: 1 });
         change(over[0], 8, true);
-        for number in 0..MOST_THREADS_BELOW as u32 {
+        let most = u32::try_from(MOST_THREADS_BELOW).expect("a few");
+        for number in 0..most {
             let need = if number == 3 { 5 } else { 2 };
             change(thread(number), need, true);
         }
         // It was the one that needed most.
         let (cost, below, _) = change(thread(3), 0, false);
         assert!(below == Some(2) && cost > MOST_THREADS_BELOW as u64 / 2);
-        for number in (4..MOST_THREADS_BELOW as u32).chain(0..2) {
+        for number in (4..most).chain(0..2) {
             let (cost, below, _) = change(thread(number), 0, false);
             assert!(below == Some(2) && cost <= 8, "{cost}");
         }
