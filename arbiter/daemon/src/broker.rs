@@ -789,11 +789,7 @@ fn has<'a>(arbiter: &'a HostArbiter, below: &mut Below<'a>, open: &OpenEvent) ->
 /// that counts by it.
 fn has_left_group(open: &OpenEvent, groups: &LateTree) -> bool {
     if open.has_ended() {
-        let follows = open.allowed.event.follows;
-        let process = open.root.and_then(|root| root.process);
-        // What the threads of a process have goes with the process.
-        return follows == Follows::Threads
-            && process.is_some_and(|process| matches!(Life::of(process), Ok(None)));
+        return open.went_with_process();
     }
     let group = open.allowed.group.as_ref();
     let there = group.map(|group| groups.get()?.runs_in(open.life.0, group));

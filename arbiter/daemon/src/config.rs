@@ -13,7 +13,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use cgroups::CgroupRule;
-pub(crate) use cgroups::hierarchies;
+pub use cgroups::hierarchies;
 
 use crate::audit::AuditConfig;
 use crate::scrape::MetricsAddress;

@@ -7,14 +7,15 @@ use std::fs::File;
 use std::io;
 use std::ops::{Bound, Range};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::time::Duration;
 
-use arbiter_host::{BootTime, Cause, Group, GroupId, LeaseId, Scope, ThreadId};
+use arbiter_host::{BootTime, Cause, Group, GroupId, HostArbiter, LeaseId, Scope, ThreadId};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use umpire_service::Poll;
 
-use crate::groups::{GroupState, NoGroup, Tree, has_moved, is_populated, path_of};
+use crate::groups::{GroupState, LateTree, NoGroup, has_moved, is_populated, path_of};
 use crate::journal::Entry;
 use crate::service::Service;
 
@@ -58,8 +59,7 @@ pub(crate) struct Groups {
     descriptors: usize,
     of_lease: BTreeMap<LeaseId, GroupId>,
     watched: BTreeMap<GroupId, WatchedGroup>,
-    /// Where they are, once one was looked for.
-    tree: Option<Tree>,
+    tree: LateTree,
     looked_at: Option<GroupId>,
     /// The lease for threads whose groups are looked at next, and from which of them on.
     moved_of: Option<(LeaseId, usize)>,
@@ -69,18 +69,18 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// With `most` descriptors.
+    /// With `most` descriptors. The kernel's files are below `root`.
     ///
     /// # Errors
     /// The kernel has no epoll for it.
-    pub(crate) fn new(most: usize) -> io::Result<Self> {
+    pub(crate) fn new(most: usize, root: &Path) -> io::Result<Self> {
         Ok(Groups {
             poll: Poll::new()?,
             most,
             descriptors: 0,
             of_lease: BTreeMap::new(),
             watched: BTreeMap::new(),
-            tree: None,
+            tree: LateTree::new(root),
             looked_at: None,
             moved_of: None,
             ended: EndedGroups::new(),
@@ -120,7 +120,7 @@ impl Groups {
         };
         let is_new = self.of_lease.insert(id, group.id).is_none();
         if is_new {
-            self.watch(service, group, id);
+            self.watch(group, id);
         }
         let arrives = now.after(service.config().arrive);
         let watched = self.watched.get_mut(&group.id);
@@ -130,17 +130,18 @@ impl Groups {
         }
         if is_new {
             // It may be empty, or gone, since it was asked for.
-            self.look_at(service, group.id, now);
+            self.look_at(group.id, now);
         }
     }
 
-    fn watch(&mut self, service: &Service, group: &Group, lease: LeaseId) {
+    fn watch(&mut self, group: &Group, lease: LeaseId) {
         if let Some(watched) = self.watched.get_mut(&group.id) {
             watched.leases.insert(lease, Arrival::default());
             return;
         }
         let has_room = self.descriptors < self.most;
-        let events = has_room.then(|| self.events_of(service, group).ok().flatten());
+        let events = || self.tree.get()?.events_of(group);
+        let events = has_room.then(|| events().ok().flatten());
         let events = events.flatten().filter(|events| {
             let watched = self.poll.watch(events, group.id.0, EventFlags::PRI);
             watched.is_ok()
@@ -154,26 +155,14 @@ impl Groups {
         self.watched.insert(group.id, watched);
     }
 
-    /// The events of the group itself; `None`: it is gone, whoever has its path now.
-    ///
-    /// # Errors
-    /// It cannot be looked for.
-    fn events_of(&mut self, service: &Service, group: &Group) -> Result<Option<File>, NoGroup> {
-        self.tree(service)?.events_of(group)
-    }
-
     /// What runs in a group that is watched.
-    fn see(&mut self, service: &Service, group: &WatchedGroup) -> Result<GroupState, NoGroup> {
-        let seen = |events: &File| {
-            let failed = |error: Errno| NoGroup::Io(group.group.path.clone(), error.into());
-            is_populated(events).map_err(failed)
-        };
+    fn see(&self, group: &WatchedGroup) -> Result<GroupState, NoGroup> {
         match &group.events {
-            Some(events) => seen(events),
-            None => match self.events_of(service, &group.group)? {
-                Some(events) => seen(&events),
-                None => Ok(GroupState::Gone),
-            },
+            None => self.tree.get()?.state(&group.group),
+            Some(events) => {
+                let failed = |error: Errno| NoGroup::Io(group.group.path.clone(), error.into());
+                is_populated(events).map_err(failed)
+            }
         }
     }
 
@@ -194,10 +183,10 @@ impl Groups {
     }
 
     /// Takes in what the kernel tells.
-    pub(crate) fn hear(&mut self, service: &Service, now: BootTime) {
+    pub(crate) fn hear(&mut self, now: BootTime) {
         let come = self.poll.wait::<BATCH>(Some(Duration::ZERO));
         for one in come.unwrap_or_default() {
-            self.look_at(service, GroupId(one.token), now);
+            self.look_at(GroupId(one.token), now);
         }
     }
 
@@ -211,7 +200,7 @@ impl Groups {
                 return;
             };
             self.looked_at = Some(next);
-            self.look_at(service, next, now);
+            self.look_at(next, now);
         }
         let overdue = self
             .watched
@@ -219,15 +208,14 @@ impl Groups {
             .filter(|watched| watched.is_overdue(now));
         let overdue: Vec<GroupId> = overdue.map(|watched| watched.group.id).collect();
         for group in overdue {
-            self.look_at(service, group, now);
+            self.look_at(group, now);
         }
-        self.look_who_moved(service);
+        self.look_who_moved(service.arbiter());
     }
 
     /// Looks at the threads of a few leases: the kernel does not tell who is moved into another
     /// group.
-    fn look_who_moved(&mut self, service: &Service) {
-        let arbiter = service.arbiter();
+    fn look_who_moved(&mut self, arbiter: &HostArbiter) {
         if arbiter.leased_groups().is_empty() {
             return;
         }
@@ -241,15 +229,15 @@ impl Groups {
                 continue;
             };
             let mut threads = scope.threads()[which].iter();
-            if threads.any(|thread| self.is_moved(service, scope, *thread, &mut chains)) {
+            if threads.any(|thread| self.is_moved(arbiter, scope, *thread, &mut chains)) {
                 self.ended.insert(id, Cause::MovedAway);
             }
         }
     }
 
     fn is_moved(
-        &mut self,
-        service: &Service,
+        &self,
+        arbiter: &HostArbiter,
         scope: &Scope,
         thread: ThreadId,
         chains: &mut Chains,
@@ -263,38 +251,32 @@ impl Groups {
                 return Some(Vec::new());
             }
             // One that was removed just now has nobody in it, so the next look tells.
-            self.tree(service).and_then(|tree| tree.chain(path)).ok()
+            self.tree.get().and_then(|tree| tree.chain(path)).ok()
         });
         let chain = chain.as_ref();
-        chain.is_some_and(|chain| has_moved(service.arbiter(), scope, chain))
+        chain.is_some_and(|chain| has_moved(arbiter, scope, chain))
     }
 
-    fn tree(&mut self, service: &Service) -> Result<&Tree, NoGroup> {
-        match &self.tree {
-            Some(_) => {}
-            None => self.tree = Some(Tree::open(&service.config().root)?),
-        }
-        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
-    }
-
-    fn look_at(&mut self, service: &Service, group: GroupId, now: BootTime) {
-        // It is put back below: what it is looked at by is another field of this.
-        let Some(mut watched) = self.watched.remove(&group) else {
+    fn look_at(&mut self, group: GroupId, now: BootTime) {
+        let Some(seen) = self.watched.get(&group).map(|watched| self.see(watched)) else {
             return;
         };
-        let seen = self.see(service, &watched).unwrap_or_else(|why| {
+        let seen = seen.unwrap_or_else(|why| {
             if !std::mem::replace(&mut self.blind, true) {
                 log::warn!("{why}; its lease stays");
             }
             GroupState::Unknown
         });
         self.blind &= seen == GroupState::Unknown;
-        for (lease, arrival) in &mut watched.leases {
+        let leases = self
+            .watched
+            .get_mut(&group)
+            .map(|watched| &mut watched.leases);
+        for (lease, arrival) in leases.into_iter().flatten() {
             if let Some(why) = arrival.end(seen, now) {
                 self.ended.insert(*lease, why);
             }
         }
-        self.watched.insert(group, watched);
     }
 
     /// Those that have ended since this was asked last. `None`: none.
@@ -365,13 +347,9 @@ impl Arrival {
 mod tests {
     use std::sync::Arc;
 
-    use arbiter::CounterSet;
-    use arbiter_host::{
-        CpuSet, Demand, HostArbiter, Outcome, Owner, PmuId, Scope, TenantId, Terms, Waits,
-    };
-
     use super::*;
-    use crate::config::{ArbiterConfig, PmuConfig};
+    use crate::config::ArbiterConfig;
+    use crate::threads::tests::with_lease;
 
     /// One lease for many does not make a look longer, and none is passed over.
     #[test]
@@ -457,53 +435,25 @@ mod tests {
         // No hierarchy is mounted where this arbiter looks, as after a restart in a container.
         let root = tempfile::tempdir().expect("a folder");
         let config = ArbiterConfig {
-            pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
             root: root.path().to_owned(),
             ..ArbiterConfig::default()
         };
-        let cpus: CpuSet = (0..1).collect();
-        let pmus = config.host_pmus(&cpus);
-        let mut arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
-        let owner = Owner {
-            tenant: TenantId(0),
-            uid: 7,
-            pid: 1,
-            label: String::new(),
-            by: None,
-        };
-        let demand = Demand {
-            pmu: PmuId(0),
-            counters: CounterSet::first(4, 0),
-        };
-        let terms = Terms {
-            demands: vec![demand],
-            at_least: 1,
-            cpus,
-            scope: Scope::Group(Arc::new(Group {
-                id: GroupId(77),
-                above: Vec::new(),
-                path: "/job".to_owned(),
-            })),
-            guaranteed: true,
-            priority: 0,
-            preemptible: false,
-            lasts: None,
-            waits: Waits::No,
-        };
-        let granted = arbiter.request(owner, terms, BootTime(0), &mut Vec::new());
-        let Ok(Outcome::Granted { lease, .. }) = granted else {
-            panic!("{granted:?}");
-        };
-        let service = Service::new(arbiter, config);
-        let mut watch = Groups::new(64).expect("an epoll");
+        let scope = Scope::Group(Arc::new(Group {
+            id: GroupId(77),
+            above: Vec::new(),
+            path: "/job".to_owned(),
+        }));
+        let (service, lease) = with_lease(config, scope);
+        let mut watch = Groups::new(64, root.path()).expect("an epoll");
         watch.follow_all(&service, BootTime(0));
         watch.look(&service, BootTime(u64::MAX));
         assert_eq!(watch.take(), None, "nobody has seen that it is empty");
         assert!(watch.blind && watch.watched.len() == 1);
 
         // A hierarchy that does not have it says that it is gone.
-        if let Ok(tree) = Tree::open("/".as_ref()) {
-            watch.tree = Some(tree);
+        let tree = LateTree::new("/".as_ref());
+        if tree.get().is_ok() {
+            watch.tree = tree;
             watch.look(&service, BootTime(1));
             let ended = EndedGroups::from([(lease, Cause::GroupEmpty)]);
             assert_eq!(watch.take(), Some(ended));

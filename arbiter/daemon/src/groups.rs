@@ -316,6 +316,11 @@ impl LateTree {
         }
     }
 
+    /// Whether one was asked for.
+    pub(crate) fn is_known(&self) -> bool {
+        self.tree.get().is_some()
+    }
+
     /// # Errors
     /// There is no hierarchy of version 2.
     pub(crate) fn get(&self) -> Result<&Tree, NoGroup> {
@@ -409,7 +414,8 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>, NoGroup> {
     Ok(names)
 }
 
-/// The folder of this name in another, or of this path from there on, and nothing that a link or a mount puts there.
+/// The folder of this name in another, or of this path from there on, and nothing that a link or
+/// a mount puts there.
 fn below(folder: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH

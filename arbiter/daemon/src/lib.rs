@@ -46,7 +46,7 @@ mod watchdog;
 mod words;
 
 pub use audit::AuditConfig;
-pub use config::{ArbiterConfig, ConfigError, PmuConfig};
+pub use config::{ArbiterConfig, ConfigError, PmuConfig, hierarchies};
 pub use event_loop::{Arbiterd, ServeError};
 pub use own::OwnLeases;
 pub use scrape::MetricsAddress;

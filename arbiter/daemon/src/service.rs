@@ -37,7 +37,7 @@ use varlink::Request;
 
 use crate::config::{ArbiterConfig, WATCHDOG};
 use crate::convert::{self, Means, Wrong};
-use crate::groups::Tree;
+use crate::groups::LateTree;
 use crate::journal::{Barred, Entry, Stored};
 use crate::metrics::{InUse, Metrics};
 use crate::peer::Client;
@@ -78,14 +78,15 @@ pub(crate) struct Service {
     causes: trail::Causes,
     /// How many threads were looked at for calls.
     looks: u64,
-    /// Where the control groups are, once one was looked for.
-    groups: Option<Tree>,
+    /// Where the control groups are.
+    groups: LateTree,
 }
 
 impl Service {
     pub(crate) fn new(arbiter: HostArbiter, config: ArbiterConfig) -> Self {
         Service {
             book: Book::new(arbiter),
+            groups: LateTree::new(&config.root),
             config,
             listeners: Listeners::default(),
             output: Output::default(),
@@ -97,7 +98,6 @@ impl Service {
             denials: trail::Denials::default(),
             causes: trail::Causes::default(),
             looks: 0,
-            groups: None,
         }
     }
 
@@ -524,14 +524,7 @@ impl Service {
         let (config, arbiter) = (&self.config, self.book.arbiter());
         let (owner, job) = call::owner_or_job(config, arbiter, calling, request)?;
         self.bars.check(owner.uid)?;
-        let mut means = Meant::new(
-            calling,
-            arbiter,
-            &config.root,
-            job,
-            &mut self.groups,
-            &mut self.looks,
-        );
+        let mut means = Meant::new(calling, arbiter, job, &self.groups, &mut self.looks);
         let terms = convert::terms(config, arbiter, owner.tenant, request, &mut means);
         let terms = terms.map_err(|Wrong(what)| Denial::wrong(what))?;
         self.looks += arbiter.cost(&terms);
@@ -845,9 +838,9 @@ impl Service {
         };
         let thread = |group: Option<&Group>| {
             let task = client.thread(request.thread?, looks);
-            let (root, tree) = (&self.config.root, self.groups.as_ref());
+            let tree = &self.groups;
             Some(task.map(|task| {
-                let runs = group.map(|group| means::runs_in(&task, group, root, tree, looks));
+                let runs = group.map(|group| means::runs_in(&task, group, tree, looks));
                 (task, runs)
             }))
         };

@@ -13,6 +13,10 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
+/// A tick of the clock by which proc_pid_stat(5) says when a thread was started, in nanoseconds
+/// (`USER_HZ` is 100 on this architecture).
+pub(crate) const TICK: u64 = 10_000_000;
+
 /// What there is to know of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Task {

@@ -16,7 +16,7 @@ use umpire_service::Poll;
 
 use crate::journal::{Entry, Stored};
 use crate::service::Service;
-use crate::task::Life;
+use crate::task::{Life, TICK};
 
 /// `PIDFD_THREAD` of `<linux/pidfd.h>`.
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
@@ -245,8 +245,6 @@ impl Threads {
 /// Finds out when the threads of a lease began, whose journal is of before Umpire kept that:
 /// whoever has a number now, unless it began after the lease had been given.
 pub(crate) fn learn(lease: &mut Stored) {
-    /// Of a tick of proc_pid_stat(5), in nanoseconds: `USER_HZ` is 100.
-    const TICK: u64 = 10_000_000;
     let (Some(threads), None) = (&lease.threads, &lease.started) else {
         return;
     };
@@ -261,7 +259,7 @@ pub(crate) fn learn(lease: &mut Stored) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
@@ -288,11 +286,11 @@ mod tests {
         child.wait().expect("it is ours");
     }
 
-    /// An arbiter with a lease for these threads, and what watches them.
-    fn watched(threads: &[ThreadId], descriptors: usize) -> (Service, LeaseId, Threads) {
+    /// An arbiter with a lease of this scope on CPU 0, of which it has four counters.
+    pub(crate) fn with_lease(config: ArbiterConfig, scope: Scope) -> (Service, LeaseId) {
         let config = ArbiterConfig {
             pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
-            ..ArbiterConfig::default()
+            ..config
         };
         let pmus = config.host_pmus(&(0..1).collect());
         let mut arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
@@ -310,7 +308,7 @@ mod tests {
             }],
             at_least: 1,
             cpus: (0..1).collect(),
-            scope: Scope::Thread(threads.to_vec()),
+            scope,
             guaranteed: true,
             priority: 0,
             preemptible: false,
@@ -321,7 +319,13 @@ mod tests {
         let Ok(Outcome::Granted { lease, .. }) = granted else {
             panic!("{granted:?}");
         };
-        let service = Service::new(arbiter, config);
+        (Service::new(arbiter, config), lease)
+    }
+
+    /// An arbiter with a lease for these threads, and what watches them.
+    fn watched(threads: &[ThreadId], descriptors: usize) -> (Service, LeaseId, Threads) {
+        let scope = Scope::Thread(threads.to_vec());
+        let (service, lease) = with_lease(ArbiterConfig::default(), scope);
         let mut watch = Threads::new(descriptors).expect("an epoll");
         watch.follow_all(&service);
         (service, lease, watch)

@@ -304,15 +304,16 @@ impl Room {
     }
 
     fn change_groups(&mut self, holding: Holding<'_>, places: &[Place], add: bool) {
-        let above: Vec<GroupId> = holding.terms.scope.above().collect();
-        for node in nodes(&holding.terms.scope) {
+        let scope = &holding.terms.scope;
+        let in_groups: Vec<GroupId> = scope.above().collect();
+        let above = self.leased_above(scope);
+        for node in nodes(scope) {
             let count = self.groups.entry(node).or_default();
             let others = *count - usize::from(!add);
             *count = others + usize::from(add);
             if others == 0 {
-                self.set_node(node, &above, add);
+                self.set_node(node, &in_groups, add);
             }
-            let above = self.leased_above(&holding.terms.scope);
             let none = BTreeSet::new();
             let below = match node {
                 NodeId::Group(group) | NodeId::Parts(group) => self.below.get(&group),

@@ -136,6 +136,12 @@ fn listed(list: &str) -> BTreeSet<&str> {
 struct Findings(Vec<Finding>);
 
 impl Findings {
+    /// Something that is not as it has to be.
+    fn differs(&mut self, text: String) {
+        let is_well = false;
+        self.0.push(Finding { is_well, text });
+    }
+
     /// Something that is well, or what to do.
     fn say(&mut self, is_well: bool, well: String, wrong: impl FnOnce() -> String) {
         let text = if is_well { well } else { wrong() };
@@ -168,8 +174,7 @@ fn gres(facts: &Facts, findings: &mut Findings) {
     let share = match &facts.share {
         Ok(share) => *share,
         Err(why) => {
-            let text = format!("the arbiter has nothing for jobs: {why}");
-            findings.say(false, String::new(), || text);
+            findings.differs(format!("the arbiter has nothing for jobs: {why}"));
             return;
         }
     };
@@ -221,8 +226,7 @@ fn lua(facts: &Facts, confined: Confined, findings: &mut Findings) {
     let text = match &facts.job_submit {
         Ok(text) => text,
         Err(why) => {
-            let text = format!("job_submit.lua: {why}; {command} prints it");
-            findings.say(false, String::new(), || text);
+            findings.differs(format!("job_submit.lua: {why}; {command} prints it"));
             return;
         }
     };
@@ -240,8 +244,7 @@ fn plugin(facts: &Facts, confined: Confined, findings: &mut Findings) {
     let plugstack = match &facts.plugstack {
         Ok(text) => text,
         Err(why) => {
-            let text = format!("plugstack.conf: {why}");
-            findings.say(false, String::new(), || text);
+            findings.differs(format!("plugstack.conf: {why}"));
             return;
         }
     };
@@ -252,12 +255,11 @@ fn plugin(facts: &Facts, confined: Confined, findings: &mut Findings) {
     let sharing: Vec<&str> = sharing(&facts.partitions, confined).into_iter().collect();
     let sharing = sharing.join(",");
     let Some(line) = PluginLine::find(plugstack) else {
-        let text = format!(
+        findings.differs(format!(
             "plugstack.conf does not load the plugin: required /PATH/umpire_spank.so socket={} \
              cpus={by_cores} shared={sharing}",
             facts.socket.display()
-        );
-        findings.say(false, String::new(), || text);
+        ));
         return;
     };
     findings.say(
@@ -268,10 +270,10 @@ fn plugin(facts: &Facts, confined: Confined, findings: &mut Findings) {
     let slurm = config_value(&facts.config, "SLURM_VERSION").and_then(|text| text.parse().ok());
     let file = line.file.display();
     match (&facts.plugin, slurm) {
-        (Err(why), _) => findings.say(false, String::new(), || format!("{file}: {why}")),
-        (Ok(_), None) => findings.say(false, String::new(), || {
-            "scontrol does not say which Slurm this is".to_owned()
-        }),
+        (Err(why), _) => findings.differs(format!("{file}: {why}")),
+        (Ok(_), None) => {
+            findings.differs("scontrol does not say which Slurm this is".to_owned());
+        }
         (Ok(plugin), Some(slurm)) => findings.say(
             plugin.fits(slurm),
             format!("the plugin is for Slurm {plugin}, and this is {slurm}"),

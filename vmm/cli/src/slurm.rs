@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use umpire_arbiterd::ArbiterConfig;
+use umpire_arbiterd::{ArbiterConfig, hierarchies};
 use umpire_lease::{Arbiter, WhoIn, WhoOut};
 use umpire_slurm::{
     Confined, Facts, Kept, PluginLine, Share, check, config_value, gres_lines, job_submit,
     jobs_share, plugin_version,
 };
 
-use crate::exit::{ExitStatus, UserError};
+use crate::exit::{ExitStatus, UserError, written};
 use crate::flags::{SlurmCommand, SlurmFlags, SlurmShareFlags};
 
 /// How long one of Slurm's commands may take: its controller may be away.
@@ -39,12 +39,13 @@ pub fn run(flags: &SlurmFlags) -> Result<ExitStatus, UserError> {
             print(&gres_lines(&node(flags)?, share))?;
             Ok(ExitStatus::SUCCESS)
         }
-        SlurmCommand::JobSubmit { unconfined: true } => {
-            print(&job_submit(Confined::No))?;
-            Ok(ExitStatus::SUCCESS)
-        }
-        SlurmCommand::JobSubmit { unconfined: false } => {
-            print(&job_submit(Confined::Yes))?;
+        SlurmCommand::JobSubmit { unconfined } => {
+            let confined = if *unconfined {
+                Confined::No
+            } else {
+                Confined::Yes
+            };
+            print(&job_submit(confined))?;
             Ok(ExitStatus::SUCCESS)
         }
         SlurmCommand::Check(flags) => check_node(flags),
@@ -53,12 +54,7 @@ pub fn run(flags: &SlurmFlags) -> Result<ExitStatus, UserError> {
 
 fn print(text: &str) -> Result<(), UserError> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(UserError::unwritable(error))
-        }
-        _ => Ok(()),
-    }
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 /// Slurm's name of this node. It becomes a part of lines and paths.
@@ -200,15 +196,12 @@ fn facts(flags: &SlurmShareFlags) -> Result<Facts, UserError> {
     let plugin = fs::read(&line.file)
         .map_err(|error| error.to_string())
         .and_then(|bytes| plugin_version(&bytes));
-    let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     Ok(Facts {
         job_submit: read(&beside("job_submit.lua")),
         library: library(&line),
         share: share(flags),
         socket: socket(flags),
-        has_groups: mounts
-            .lines()
-            .any(|mount| mount.contains(" - cgroup2 ") && mount.split(' ').nth(3) == Some("/")),
+        has_groups: hierarchies(Path::new("/")).is_ok_and(|all| !all.is_empty()),
         node,
         config,
         node_text,

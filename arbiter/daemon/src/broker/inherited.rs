@@ -10,11 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::OpenEvent;
 use crate::budget::Follows;
 use crate::peer::{self, Started};
-use crate::task::Life;
-
-/// A tick of the clock by which proc_pid_stat(5) says when a thread was started, in nanoseconds
-/// (`USER_HZ` is 100 on this architecture).
-const TICK: u64 = 10_000_000;
+use crate::task::{Life, TICK};
 
 /// The thread that an event counts first, as it was when the event was opened.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +68,13 @@ impl OpenEvent {
         let life = Life::of(thread);
         peer::is_gone(started, &life) || life.is_ok_and(|life| life.is_some_and(|life| life.ended))
     }
+
+    /// Whether all that counts by it has ended with the process of its first thread.
+    pub(super) fn went_with_process(&self) -> bool {
+        let process = self.root.and_then(|root| root.process);
+        self.allowed.event.follows == Follows::Threads
+            && process.is_some_and(|process| matches!(Life::of(process), Ok(None)))
+    }
 }
 
 /// Whether two events may count on the same CPU. One without a CPU counts on each.
@@ -81,8 +84,6 @@ pub(super) fn meet(a: Option<u32>, b: Option<u32>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use arbiter::CounterSet;
-    use arbiter_host::{LeaseId, PmuId};
 
     use super::*;
     use crate::broker::manager::tests::thread_clock;
@@ -99,18 +100,11 @@ mod tests {
             };
             let open = OpenEvent {
                 event,
-                allowed: Allowed {
-                    lease: LeaseId(1),
-                    counter: 0,
-                    pmu: PmuId(0),
-                    counters: CounterSet::first(4, 0),
-                    group: None,
-                    event: HandedEvent {
-                        thread: Some(41),
-                        follows,
-                        ..thread_clock()
-                    },
-                },
+                allowed: Allowed::of(HandedEvent {
+                    thread: Some(41),
+                    follows,
+                    ..thread_clock()
+                }),
                 uid: 7,
                 pid: 40,
                 life: (41, Some(Started(5))),

@@ -9,7 +9,6 @@ use std::time::Duration;
 use arbiter_host::{Group, GroupId};
 
 use super::OpenEvent;
-use crate::budget::Follows;
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
 use crate::service::{Allowed, Taken, TakenBy, Told};
@@ -121,14 +120,12 @@ impl Lost {
             }
             // Nobody knows who has inherited it: only that it runs in the group, or has moved
             // out of it.
-            let process = self.open.root.and_then(|root| root.process);
-            let with_process = allowed.event.follows == Follows::Threads
-                && process.is_some_and(|process| matches!(Life::of(process), Ok(None)));
             let mut is_empty = |group| {
                 let state = groups.of(group);
                 matches!(state, Some(GroupState::Empty | GroupState::Gone))
             };
-            return with_process || allowed.group.as_ref().is_some_and(&mut is_empty);
+            return self.open.went_with_process()
+                || allowed.group.as_ref().is_some_and(&mut is_empty);
         }
         let group = allowed.group.as_ref();
         if group.is_some_and(|group| groups.of(group) == Some(GroupState::Gone)) {
@@ -141,11 +138,7 @@ impl Lost {
 
     /// Whether the thread that it counts has ended, as far as its number tells.
     fn thread_has_ended(&self) -> bool {
-        let (thread, started) = self.open.life;
-        let life = Life::of(thread);
-        self.open.allowed.event.thread.is_some()
-            && (peer::is_gone(started, &life)
-                || life.is_ok_and(|life| life.is_some_and(|life| life.ended)))
+        self.open.allowed.event.thread.is_some() && self.open.has_ended()
     }
 
     /// Looks whether it has counted since the last look, and stops it.

@@ -3,8 +3,6 @@
 use std::path::Path;
 
 use crate::budget::Handed;
-use arbiter::CounterSet;
-use arbiter_host::{LeaseId, PmuId};
 
 use super::*;
 use crate::broker::manager::tests::thread_clock;
@@ -16,14 +14,7 @@ fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
     let event = thread_clock();
     let open = OpenEvent {
         event: Handed::open(&event).ok()?,
-        allowed: Allowed {
-            lease: LeaseId(1),
-            counter: 0,
-            pmu: PmuId(0),
-            counters: CounterSet::first(4, 0),
-            group: None,
-            event,
-        },
+        allowed: Allowed::of(event),
         uid: 7,
         pid: u32::MAX,
         life,

@@ -4,8 +4,6 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::budget::{EventSpec, HandedEvent, Rings};
-use arbiter::CounterSet;
-use arbiter_host::{LeaseId, PmuId};
 
 use super::*;
 
@@ -32,14 +30,7 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
             ..Client::default()
         },
         request: EventRequest::default(),
-        allowed: Allowed {
-            lease: LeaseId(1),
-            counter: 0,
-            pmu: PmuId(0),
-            counters: CounterSet::first(4, 0),
-            group: None,
-            event,
-        },
+        allowed: Allowed::of(event),
         before: None,
         process: None,
         life: (1, None),

@@ -161,11 +161,12 @@ fn fits(pattern: &[u8], name: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// Where the unified hierarchy is mounted, whole: proc_pid_mountinfo(5).
+/// Where the unified hierarchy is mounted, whole: proc_pid_mountinfo(5), of which the kernel's
+/// files are below `root`.
 ///
 /// # Errors
 /// The mounts cannot be read.
-pub(crate) fn hierarchies(root: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn hierarchies(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mounts = fs::read(root.join("proc/self/mountinfo"))?;
     let lines = mounts.split(|byte| *byte == b'\n');
     Ok(lines.filter_map(|line| hierarchy(root, line)).collect())

@@ -77,7 +77,7 @@ impl Desk {
     }
 
     pub(super) fn hear_groups(&mut self, now: BootTime) {
-        self.groups.hear(&self.service, now);
+        self.groups.hear(now);
     }
 
     /// Takes over what was held before a restart.

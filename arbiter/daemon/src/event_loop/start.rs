@@ -311,8 +311,8 @@ impl Ground {
         self.config.perf_types = named.collect();
         let most = usize::try_from(files / 4).unwrap_or(usize::MAX);
         let threads = Threads::new(most).map_err(failed("epoll"))?;
+        let groups = Groups::new(most / 2, &self.config.root).map_err(failed("epoll"))?;
         let service = Service::new(arbiter, self.config);
-        let groups = Groups::new(most / 2).map_err(failed("epoll"))?;
         let mut desk = Desk::new(service, self.store, self.host, threads, groups);
         desk.follow_cpus(now());
         if let Some(recalled) = self.recalled {

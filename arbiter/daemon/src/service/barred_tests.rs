@@ -60,26 +60,19 @@ fn reason(reply: &Reply) -> String {
 }
 
 fn allowed(thread: Option<u32>, cpu: Option<u32>) -> Allowed {
-    Allowed {
-        lease: LeaseId(1),
-        counter: 0,
-        pmu: PmuId(0),
-        counters: CounterSet::first(4, 0),
-        group: None,
-        event: HandedEvent {
-            spec: EventSpec {
-                perf_type: 1,
-                config: 1,
-                config1: 0,
-                config2: 0,
-            },
-            thread,
-            cpu,
-            rings: Rings::User,
-            period: None,
-            follows: Follows::Nothing,
+    Allowed::of(HandedEvent {
+        spec: EventSpec {
+            perf_type: 1,
+            config: 1,
+            config1: 0,
+            config2: 0,
         },
-    }
+        thread,
+        cpu,
+        rings: Rings::User,
+        period: None,
+        follows: Follows::Nothing,
+    })
 }
 
 fn outlived(service: &mut Service, uid: u32, pid: u32, allowed: Allowed) {

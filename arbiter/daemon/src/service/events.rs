@@ -42,6 +42,21 @@ pub(crate) struct Allowed {
     pub(crate) event: HandedEvent,
 }
 
+#[cfg(test)]
+impl Allowed {
+    /// The first counter of a lease of whole CPUs or of threads, of four that are alike.
+    pub(crate) fn of(event: HandedEvent) -> Self {
+        Allowed {
+            lease: LeaseId(1),
+            counter: 0,
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+            group: None,
+            event,
+        }
+    }
+}
+
 /// A client does not get an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoEvent {

@@ -2,14 +2,13 @@
 //! its path. What was looked at is counted: it is paid for by who has asked.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
 
 use super::call::Calling;
 use crate::convert::Means;
-use crate::groups::{DEEPEST, Job, NamedGroup, NoGroup, Tree, innermost_leased, path_of};
+use crate::groups::{DEEPEST, Job, LateTree, NamedGroup, NoGroup, Tree, innermost_leased, path_of};
 use crate::peer::Client;
 use crate::task::Task;
 
@@ -17,10 +16,8 @@ pub(super) struct Meant<'a> {
     client: &'a Client,
     operator: bool,
     arbiter: &'a HostArbiter,
-    root: &'a Path,
     job: Job,
-    /// Where the control groups are, once one was looked for.
-    tree: &'a mut Option<Tree>,
+    tree: &'a LateTree,
     looks: &'a mut u64,
 }
 
@@ -52,21 +49,19 @@ impl Means for Meant<'_> {
 }
 
 impl<'a> Meant<'a> {
-    /// What somebody means who calls. The kernel's files are below `root`; a control group is to be
-    /// leased for `job`, in `tree`; `looks` grows by what was looked at.
+    /// What somebody means who calls. A control group is to be leased for `job`, in `tree`; `looks`
+    /// grows by what was looked at.
     pub(super) fn new(
         calling: &Calling<'a>,
         arbiter: &'a HostArbiter,
-        root: &'a Path,
         job: Job,
-        tree: &'a mut Option<Tree>,
+        tree: &'a LateTree,
         looks: &'a mut u64,
     ) -> Self {
         Meant {
             client: calling.client,
             operator: calling.caller.operator,
             arbiter,
-            root,
             job,
             tree,
             looks,
@@ -93,13 +88,10 @@ impl<'a> Meant<'a> {
 
     /// Where the control groups are, to look for one there. That is counted.
     fn tree_for(&mut self, path: &[u8]) -> Result<&Tree, NoGroup> {
-        if self.tree.is_none() {
-            *self.looks += MOUNTS;
-            *self.tree = Some(Tree::open(self.root)?);
-        }
+        let tree = known(self.tree, self.looks)?;
         let names = path.split(|byte| *byte == b'/');
         *self.looks += names.take(DEEPEST).count() as u64;
-        self.tree.as_ref().ok_or(NoGroup::NoHierarchy)
+        Ok(tree)
     }
 
     /// A thread counts for its lease and for that of its group at a time, which nobody has
@@ -183,21 +175,23 @@ impl<'a> Meant<'a> {
     }
 }
 
-/// Whether a thread runs in a leased group or below it. `tree`: where groups are, if that is
-/// known.
+/// Where the control groups are. To look for that is counted.
+fn known<'a>(tree: &'a LateTree, looks: &mut u64) -> Result<&'a Tree, NoGroup> {
+    if !tree.is_known() {
+        *looks += MOUNTS;
+    }
+    tree.get()
+}
+
+/// Whether a thread runs in a leased group or below it.
 pub(super) fn runs_in(
     task: &Task,
     group: &Group,
-    root: &Path,
-    tree: Option<&Tree>,
+    tree: &LateTree,
     looks: &mut u64,
 ) -> Result<bool, NoGroup> {
     *looks += 1 + DEEPEST as u64 / 4;
-    if let Some(tree) = tree {
-        return tree.runs_in(task.id.number, group);
-    }
-    *looks += MOUNTS;
-    Tree::open(root)?.runs_in(task.id.number, group)
+    known(tree, looks)?.runs_in(task.id.number, group)
 }
 
 /// The path from the root of the hierarchy on.
