@@ -1,6 +1,11 @@
 //! `umpire arbiterd` on a real kernel: in an unmodified Linux guest in L1, whose PMU is Umpire's
-//! own, with the kernel's NMI watchdog, CPUs that go offline, and a user without any right.
+//! own, with the kernel's NMI watchdog, CPUs that go offline, and a user without any right. And in
+//! L1 itself, of which the control groups are of version 2 alone.
 
+use std::path::Path;
+use std::time::Duration;
+
+use guest_tests::l1::{Machine, Run};
 use guest_tests::linux::{LinuxImage, Script, UnderUmpire};
 
 /// The kernel has an event for instructions only where somebody counts them.
@@ -8,6 +13,8 @@ const RATES: &str = "[event.instructions]\nrate = 1000\n";
 const TWO_CPUS: [&str; 6] = ["--cpu-vendor", "intel", "--pmu", "intel-v2", "--cpus", "2"];
 const WATCHDOG: &str = "/proc/sys/kernel/nmi_watchdog";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
+/// In L1, all tests of groups; a third of it is enough on a quiet machine.
+const MOST_SECONDS: u64 = 300;
 /// What each step begins with.
 const ENV: &str = "export UMPIRE_ARBITER=/tmp/arbiter";
 /// Shell: starts the arbiter, and waits until it listens.
@@ -119,4 +126,45 @@ fn an_arbiter_on_a_real_kernel() {
     // Nobody but the arbiter may open an event, and this one counts all the time.
     let any = log.of("any");
     assert!(any.contains("counted ") && any.contains(", whole"), "{any}");
+}
+
+/// What is seen on a host whose control groups are of version 2 alone.
+const PURE: [&str; 8] = [
+    "what_a_group_holds_is_the_groups_until_nothing_runs_there",
+    "groups_in_groups_end_in_every_order",
+    "who_does_not_come_in_time_has_nothing",
+    "a_name_that_is_anothers_by_now_holds_nothing",
+    "threads_with_leases_and_groups_do_not_mix",
+    "a_lease_within_a_lease_is_found_by_itself",
+    "who_leaves_the_group_loses_its_part",
+    "a_container_has_a_lease_for_itself_and_parts_of_it",
+];
+
+/// L1's kernel has no version 1 mounted beside it.
+#[test]
+fn groups_are_the_same_where_there_is_version_2_alone() {
+    let tests = std::env::current_exe().expect("this test has a file");
+    let names = PURE.map(|name| format!("arbiterd::groups::{name}"));
+    let script = "mount -t cgroup2 none /sys/fs/cgroup && exec \"$@\"";
+    let run = Run::new("sh").args(["-c", script, "sh"]).arg(tests);
+    let run = run
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .args(names);
+    let run = ["unshare", "cat"].into_iter().fold(run, |run, name| {
+        let here = Path::new("/usr/bin").join(name);
+        if here.exists() { run.file(here) } else { run }
+    });
+    let run = run.file(guest_tests::umpire::path());
+    let machine = Machine::new()
+        .memory_mib(2048)
+        .timeout(Duration::from_secs(MOST_SECONDS));
+    let output = machine.output(&run).expect("L1 works");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!out.contains("skipped"), "{out}");
+    let passed = format!("test result: ok. {} passed", PURE.len());
+    assert!(
+        out.contains(&passed),
+        "{out}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

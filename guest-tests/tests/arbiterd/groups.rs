@@ -10,7 +10,6 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use guest_tests::l1::{Machine, Run};
 use umpire_lease::{
     Arbiter, CallError, Counters, GroupsOut, Lease, LeaseScope, NoReply, Reason, Request,
 };
@@ -192,6 +191,18 @@ fn until_there(daemon: &Daemon, expected: &[u64]) {
     let until = Instant::now() + LONG;
     while there(daemon) != expected {
         assert!(Instant::now() < until, "{:?}", there(daemon));
+        pause();
+    }
+}
+
+/// The second lease, once there is one.
+fn second(daemon: &Daemon) -> u64 {
+    let until = Instant::now() + LONG;
+    loop {
+        if let [_, second, ..] = there(daemon)[..] {
+            return second;
+        }
+        assert!(Instant::now() < until, "it is not granted");
         pause();
     }
 }
@@ -684,12 +695,7 @@ fn a_lease_within_a_lease_is_found_by_itself() {
     // Who waits outside of the group is not in its way.
     until_there(&daemon, &[above]);
     let held = in_group(&slice, "/job/step", &daemon, &["lease", "--counters", "3"]);
-    let until = Instant::now() + LONG;
-    while there(&daemon).len() < 2 {
-        assert!(Instant::now() < until, "it is not granted");
-        pause();
-    }
-    let inner = there(&daemon)[1];
+    let inner = second(&daemon);
     let listed = daemon.out(&["leases"]);
     assert!(
         listed.contains(&format!("out of lease {above}")),
@@ -714,12 +720,7 @@ fn who_leaves_the_group_loses_its_part() {
     slice.run("/job");
     let above = granted(&daemon, &job, 2);
     let held = in_group(&slice, "/job", &daemon, &["lease"]);
-    let until = Instant::now() + LONG;
-    while there(&daemon).len() < 2 {
-        assert!(Instant::now() < until, "it is not granted");
-        pause();
-    }
-    let inner = there(&daemon)[1];
+    let inner = second(&daemon);
     fs::write(
         slice.folder.join("other/cgroup.procs"),
         held.id().to_string(),
@@ -762,43 +763,4 @@ fn a_container_has_a_lease_for_itself_and_parts_of_it() {
     let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
     assert!(audit.contains(&inner), "{audit}");
     until_there(&daemon, &[]);
-}
-
-/// What is seen on a host whose control groups are of version 2 alone.
-const PURE: [&str; 8] = [
-    "what_a_group_holds_is_the_groups_until_nothing_runs_there",
-    "groups_in_groups_end_in_every_order",
-    "who_does_not_come_in_time_has_nothing",
-    "a_name_that_is_anothers_by_now_holds_nothing",
-    "threads_with_leases_and_groups_do_not_mix",
-    "a_lease_within_a_lease_is_found_by_itself",
-    "who_leaves_the_group_loses_its_part",
-    "a_container_has_a_lease_for_itself_and_parts_of_it",
-];
-
-/// L1's kernel has no version 1 mounted beside it.
-#[test]
-fn groups_are_the_same_where_there_is_version_2_alone() {
-    let tests = std::env::current_exe().expect("this test has a file");
-    let names = PURE.map(|name| format!("arbiterd::groups::{name}"));
-    let script = "mount -t cgroup2 none /sys/fs/cgroup && exec \"$@\"";
-    let run = Run::new("sh").args(["-c", script, "sh"]).arg(tests);
-    let run = run
-        .args(["--exact", "--nocapture", "--test-threads=1"])
-        .args(names);
-    let run = ["unshare", "cat"].into_iter().fold(run, |run, name| {
-        let here = Path::new("/usr/bin").join(name);
-        if here.exists() { run.file(here) } else { run }
-    });
-    let run = run.file(guest_tests::umpire::path());
-    let machine = Machine::new().memory_mib(2048).timeout(LONG * 5);
-    let output = machine.output(&run).expect("L1 works");
-    let out = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(!out.contains("skipped"), "{out}");
-    let passed = format!("test result: ok. {} passed", PURE.len());
-    assert!(
-        out.contains(&passed),
-        "{out}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
