@@ -76,9 +76,10 @@ struct Cause {
     why: &'static str,
 }
 
+const LOADER: &str = "ld-linux-x86-64.so.2";
 const CAUSES: [Cause; 4] = [
     Cause {
-        object: "ld-linux-x86-64.so.2",
+        object: LOADER,
         function: "",
         why: "start-up: Valgrind has a library of its own loaded, in which each name is looked up \
               first; and each processor says otherwise what it is",
@@ -233,7 +234,7 @@ fn annotated(here: &Path, total: u64) {
 
 /// No function of a program is counted as Callgrind counts it against what single steps say; and
 /// where Umpire and Callgrind disagree, the steps side with Umpire, or all three are of another
-/// processor, kernel or start.
+/// processor, kernel or start. Of the loader Callgrind and the steps may agree by themselves.
 #[test]
 fn single_steps_decide() {
     const TEST: &str = "single_steps_decide";
@@ -261,8 +262,11 @@ fn single_steps_decide() {
             let by_steps = steps.of(object, function);
             if is_large(own.abs_diff(others), umpire) {
                 println!("{object} {function}: {own}, Callgrind {others}, steps {by_steps}");
+                // Callgrind and the steps run on one processor, whose vendor the loader asks it in
+                // its own way; the small machine has another.
+                let asks_the_processor = object == LOADER;
                 assert!(
-                    is_large(others.abs_diff(by_steps), umpire),
+                    is_large(others.abs_diff(by_steps), umpire) || asks_the_processor,
                     "{object} {function}: {own}, but {others} and {by_steps}"
                 );
                 decided += u32::from(!is_large(own.abs_diff(by_steps), umpire));
