@@ -19,6 +19,7 @@ use vmm::sched::CorePlan;
 use vmm::vcpu::{StepSupport, TrapEvent, TrapMode, VcpuEnd};
 
 use super::program::{DATA, ENTRY_SIZE, LOG};
+use crate::l1::exit_time;
 
 /// This host cannot serve for tests.
 #[derive(Debug, Error)]
@@ -184,6 +185,12 @@ impl Lab {
             host: Some(host),
             probe,
         })
+    }
+
+    /// From entering a guest to its exit.
+    #[must_use]
+    pub fn exit_time(&self) -> Duration {
+        exit_time(self.probe.cpl3_ps_per_instruction)
     }
 
     /// Processors in software, which are there on every host.

@@ -181,11 +181,12 @@ fn run(lab: &Lab, tests: &[&Test], limits: &[Limit]) -> bool {
 }
 
 /// One of three runs passes: for a share of time, of which other work on the host can only
-/// take away.
+/// take away; and for what L1 loses now and then, a breakpoint's hit or a step
+/// (docs/internals/testing.md, "Limits of L1").
 ///
 /// # Errors
 /// Of the last run, where all fail.
-pub fn one_of_three(lab: &Lab, run: fn(&Lab) -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub fn one_of_three(lab: &Lab, run: impl Fn(&Lab) -> anyhow::Result<()>) -> anyhow::Result<()> {
     for _ in 0..2 {
         match run(lab) {
             Ok(()) => return Ok(()),

@@ -192,10 +192,13 @@ fn preempted(lab: &Lab) -> Result<()> {
     let percent = |one: u64, other: u64| one * 100 / other.max(1);
     let share = percent(times.on_cpu, times.wall);
     ensure!(share <= 75, "nothing else ran on CPU {cpu}: {times:?}");
-    // Exits and the VMM's part of them are on the CPU and not counted.
+    // Exits and the VMM's part of them are on the CPU and not counted. One is a look at the vCPU,
+    // each millisecond.
     let counted = percent(times.counted, times.on_cpu);
+    let looks = u64::try_from(lab.exit_time().as_micros())? / 10;
+    let least = 85.min(90_u64.saturating_sub(looks));
     ensure!(
-        (85..=103).contains(&counted),
+        (least..=103).contains(&counted),
         "{counted} % of the CPU time were counted: {times:?}"
     );
     Ok(())
