@@ -10,7 +10,7 @@
 # missing, and counted as skipped; with CI=true a part that cannot run fails, and
 # so does a test that lacks something which can be installed, or KVM. There is an
 # end to a gate's time: on a slow machine CI=true leaves out the suites of Linux
-# that have not begun after 55 minutes, says so, and counts them as skipped.
+# that have not begun after 50 minutes, says so, and counts them as skipped.
 #
 # ./test.sh --quick is for each change while one works: it installs nothing, builds, and runs 1 but
 # for the examples of the documentation, of 2 a choice, and what else needs no L1. It says what it
@@ -38,7 +38,7 @@ declare -A first_tries=()
 once_more=()
 # Seconds after which CI=true begins no other suite, and after which none a second time: who runs a
 # gate ends it at some time, and what it had seen by then is lost.
-begin_by=3300 again_by=4400
+begin_by=3000 again_by=4400
 # What is fetched while the build runs.
 installing= fetching=
 
@@ -571,7 +571,7 @@ one() {
             # Its guests have two vCPUs, which QEMU's SVM does not run soundly on two
             # processors of L1 (docs/internals/testing.md, "Limits of L1").
             [ "$1" = perfmon-in-l1 ] && processors=1
-            suite "$1" 900 "$l1" --smp "$processors" --timeout 300 -- "$file" --show-output
+            suite "$1" 900 "$l1" --smp "$processors" --timeout 600 -- "$file" --show-output
             ;;
         kernels-on-emu)
             mapfile -t chosen < <(kernels_on_emu)
@@ -595,11 +595,11 @@ one() {
 # Two of these run beside each other, each a test at a time: that is no more than two guests of
 # Linux, or as many tests, as libtest runs at a time in one suite. What is not here has the machine
 # to itself: it measures time with less room, or needs both processors. It runs behind the first of
-# them; then come those of Linux, the longest first.
+# them; then come those of Linux, the longest last: on a slow machine these are left out.
 beside="$units slurm arbiterd cpc documentation perfmon-in-l1 l1 perfmon kernels hostile emu_hostile
     kernels-on-emu golden harness events bad_input house docs pcr_lines"
-beside_of_linux="linux_models linux_pcr linux_debug linux emu_linux linux_view linux_pebs linux_agent
-    perfmon_tools linux_ibs count msr linux_record perf_contract linux_test_vmm linux_arbiter"
+beside_of_linux="linux_arbiter linux_test_vmm perf_contract linux_record msr count linux_ibs
+    perfmon_tools linux_agent linux_pebs linux_view emu_linux linux linux_debug linux_pcr linux_models"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of
 # access, and the suites that start no Linux and wait for nobody.
 quick_modules="golden events bad_input house docs pcr_lines"

@@ -17,6 +17,7 @@
 //! ```
 
 mod emulator;
+pub mod exit_cost;
 mod in_software;
 mod kernel;
 mod modules;

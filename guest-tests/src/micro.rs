@@ -13,6 +13,7 @@ mod script;
 mod suite;
 
 pub use image::MicroImage;
+pub(crate) use lab::exit_time;
 pub use lab::{Entry, Lab, LabError, LabRun, Setup, step_backend};
 pub use limits::{LIMITS, Limit};
 pub use program::{

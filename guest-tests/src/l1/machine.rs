@@ -106,13 +106,14 @@ impl Machine {
         self
     }
 
-    /// Runs a command and collects its output. An L1 that stands still is started once more.
+    /// Runs a command and collects its output. An L1 that stands still, or ends before the command
+    /// has, is started once more.
     ///
     /// # Errors
     /// Whatever kept the command from running to its own end, a time-out excepted.
     pub fn output(&self, run: &Run) -> Result<Output, L1Error> {
         match self.output_once(run) {
-            Err(error @ L1Error::StoodStill { .. }) => {
+            Err(error @ (L1Error::StoodStill { .. } | L1Error::Machine { .. })) => {
                 say(&error.to_string());
                 say("it is started once more");
                 self.output_once(run)

@@ -3,7 +3,7 @@
 
 use pmu_virt::Vendor;
 
-use crate::l1::exit_ms;
+use super::exit_cost::exit_ms;
 
 /// How far cycles may be from run time times TSC frequency. L1's one processor also does
 /// the timer interrupts of the guest's other vCPU and of L1: 4 to 7 % were seen.

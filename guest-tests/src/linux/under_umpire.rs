@@ -21,7 +21,7 @@ use crate::umpire;
 static ALONE: RwLock<()> = RwLock::new(());
 
 /// For the guest, and what L1 takes around it.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// For one on this machine, whose neighbours take as much of that as they like.
 const EMULATED: Duration = Duration::from_secs(900);
 const AROUND: Duration = Duration::from_secs(60);

@@ -271,6 +271,11 @@ impl Cluster {
 
     /// What the accounts have of the newest job: state, exit status, and what it was given.
     pub(crate) fn account(&self, job: u32) -> String {
+        self.accounts(job, 1)
+    }
+
+    /// The same of each task of an array, in lines: the accounts may hear late of the last.
+    pub(crate) fn accounts(&self, job: u32, tasks: usize) -> String {
         let job = job.to_string();
         let words = [
             "sacct",
@@ -285,8 +290,8 @@ impl Cluster {
         let mut found = String::new();
         soon(|| {
             found = self.asked(&words).trim().to_owned();
-            let is_over =
-                !found.is_empty() && !found.starts_with("RUNNING") && !found.starts_with("PENDING");
+            let goes_on = |line: &str| line.starts_with("RUNNING") || line.starts_with("PENDING");
+            let is_over = found.lines().count() >= tasks && !found.lines().any(goes_on);
             is_over.then_some(()).ok_or_else(|| found.clone())
         });
         found

@@ -62,16 +62,7 @@ fn each_of_slurms_commands_asks_by_the_same_option() {
             "true",
         ],
     );
-    let accounts = cluster.asked(&[
-        "sacct",
-        "-n",
-        "-X",
-        "-P",
-        "-j",
-        &job.to_string(),
-        "-o",
-        "alloctres",
-    ]);
+    let accounts = cluster.accounts(job, 2);
     let with_counters = accounts.lines().filter(|line| line.contains("gres/pmc=3"));
     assert_eq!(with_counters.count(), 2, "{accounts}");
     // salloc, and a step in it.

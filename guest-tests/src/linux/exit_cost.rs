@@ -5,19 +5,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Machine, Run};
+use crate::l1::{Machine, Run};
+use crate::micro::exit_time;
 use crate::umpire;
 
-/// Instructions of the loop that the probe of `umpire doctor` times, for which it enters the guest
-/// once and leaves it once.
-const PROBED: u64 = 8000;
-const KVM_PS: &str = "/kvm/probe/cpl3_ps_per_instruction";
-
-/// From entering a guest to its exit, as the probe's loop has found it at CPL 3, which no KVM
-/// emulates: `picoseconds` for each instruction.
-pub(crate) fn exit_time(picoseconds: u64) -> Duration {
-    Duration::from_nanos(picoseconds * PROBED / 1000)
-}
+/// Where the probe's loop at CPL 3 is in what `doctor -j` prints.
+const LOOP: &str = "/kvm/probe/cpl3_ps_per_instruction";
 
 /// Milliseconds from entering a guest in L1 to the VMM again, asked of `umpire doctor` there and
 /// once in a process. 0.04 on a machine with quick caches; where a miss takes ten times as long, so
@@ -32,10 +25,27 @@ pub fn exit_ms() -> f64 {
         let run = Run::new(umpire::path()).args(["doctor", "-j"]);
         let output = Machine::new().smp(1).output(&run).expect("L1 works");
         let report: Value = serde_json::from_slice(&output.stdout).expect("JSON of doctor");
-        let picoseconds = report.pointer(KVM_PS).and_then(Value::as_u64);
+        let picoseconds = report.pointer(LOOP).and_then(Value::as_u64);
         let cost = exit_time(picoseconds.expect("doctor's loop at CPL 3"));
         println!("an exit takes {cost:.0?} in L1");
         cost
     });
     cost.as_secs_f64() * 1e3
+}
+
+/// Whether exits are so dear that guests which make many take minutes more than they have; that is
+/// said of this test, which is skipped then.
+#[must_use]
+pub fn are_dear(test: &str) -> bool {
+    const MOST_MS: f64 = 0.15;
+    let cost = exit_ms();
+    if cost > MOST_MS {
+        println!(
+            "skipped: {test}: an exit takes {:.0} µs in L1 on this machine, and with more than \
+             {:.0} the guest has not the time",
+            cost * 1e3,
+            MOST_MS * 1e3
+        );
+    }
+    cost > MOST_MS
 }
