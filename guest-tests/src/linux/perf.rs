@@ -165,8 +165,9 @@ pub fn check_cycles(output: &str, events: &[&str], mhz: f64) {
 /// task-clock but is not counted, and on a host with other work that time has no bound: noise
 /// can make a count smaller, never right.
 ///
-/// Nor is it in a quick host's tolerance on a slow one: the VMM looks at each vCPU that counts once
-/// a millisecond, so that an exit's time, as L1 has it today, is lost of each.
+/// Nor is it in a quick host's tolerance on a slow one: of each millisecond two exits are lost, as
+/// dear as they are in L1 today, one for the VMM's look at a vCPU that counts, and one for what the
+/// guest's own timer asks for (three or four exits every 4 ms).
 ///
 /// # Panics
 /// If none is.
@@ -175,9 +176,20 @@ pub fn check_cycles_within(output: &str, events: &[&str], mhz: f64, tolerance: f
     println!("{events:?} to task-clock: {ratios:.4?}");
     let within = |lost| ratios.iter().any(|ratio| is_right(*ratio, tolerance, lost));
     assert!(
-        within(0.0) || within(exit_ms()),
+        within(0.0) || within(lost(exit_ms())),
         "{events:?} to task-clock: {ratios:?}\n{output}"
     );
+}
+
+/// The share of a guest's time that exits take which take so many milliseconds, beyond what each
+/// tolerance has room for.
+fn lost(exit_ms: f64) -> f64 {
+    const IN_TOLERANCE_MS: f64 = 0.06;
+    if exit_ms > IN_TOLERANCE_MS {
+        2.0 * exit_ms
+    } else {
+        0.0
+    }
 }
 
 /// Whether cycles are right that are `ratio` of their time, of which the share `lost` is looks.
@@ -206,7 +218,8 @@ mod tests {
         let check = |ratio, lost, expected| {
             assert_eq!(is_right(ratio, 0.1, lost), expected, "{ratio} of {lost}");
         };
-        for (lost, least) in [(0.0, 0.9), (0.2, 0.7)] {
+        for (exit_ms, least) in [(0.0, 0.9), (0.05, 0.9), (0.1, 0.7)] {
+            let lost = lost(exit_ms);
             check(least - 0.01, lost, false);
             check(least + 0.01, lost, true);
             check(1.09, lost, true);
