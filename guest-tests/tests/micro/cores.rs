@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     },
     Test {
         name: "cores::a_timer_wakes_a_halted_vcpu",
-        run: timer,
+        run: |lab| one_of_three(lab, timer),
     },
     Test {
         name: "cores::all_halted_ones_go_on",
