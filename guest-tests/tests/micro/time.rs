@@ -195,8 +195,7 @@ fn preempted(lab: &Lab) -> Result<()> {
     // Exits and the VMM's part of them are on the CPU and not counted. One is a look at the vCPU,
     // each millisecond.
     let counted = percent(times.counted, times.on_cpu);
-    let looks = u64::try_from(lab.exit_time().as_micros())? / 10;
-    let least = 85.min(90_u64.saturating_sub(looks));
+    let least = 85_u64.saturating_sub(lab.lost());
     ensure!(
         (least..=103).contains(&counted),
         "{counted} % of the CPU time were counted: {times:?}"
