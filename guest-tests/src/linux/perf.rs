@@ -185,8 +185,10 @@ pub fn check_cycles_within(output: &str, events: &[&str], mhz: f64, tolerance: f
 /// tolerance has room for.
 fn lost(exit_ms: f64) -> f64 {
     const IN_TOLERANCE_MS: f64 = 0.06;
+    /// Half of the cycles are never right.
+    const MOST_LOST: f64 = 0.4;
     if exit_ms > IN_TOLERANCE_MS {
-        2.0 * exit_ms
+        (2.0 * exit_ms).min(MOST_LOST)
     } else {
         0.0
     }
@@ -237,9 +239,11 @@ mod tests {
         assert_eq!(samples("99\n7\n102\n"), expected);
     }
 
+    /// However dear an exit is.
     #[test]
-    #[should_panic(expected = "to task-clock: [0.5]")]
     fn half_of_the_cycles_are_not_right() {
-        check_cycles(REPORT, &["cycles"], 1.0);
+        for exit_ms in [0.0, 0.1, 1.0, 100.0] {
+            assert!(!is_right(0.499, 0.1, lost(exit_ms)), "{exit_ms}");
+        }
     }
 }

@@ -205,7 +205,7 @@ impl Lab {
         if exit <= CHEAP {
             return 0;
         }
-        u64::try_from(exit.as_micros()).unwrap_or(u64::MAX) / 5
+        (u64::try_from(exit.as_micros()).unwrap_or(u64::MAX) / 5).min(40)
     }
 
     /// From entering a guest to its exit.
