@@ -313,7 +313,8 @@ again() {
     if is_late "$again_by"; then
         mv "$logs/$1.log.first" "$logs/$1.log"
         trouble+=("$1: no time for a second try, after $((SECONDS / 60)) minutes")
-        choices[$1]=
+        # As if none of it had passed before: its log has all of it.
+        first_tries[$1]="0 0 0 0 0 0 0"
         ended "$1"
     else
         start "$1"
@@ -321,7 +322,6 @@ again() {
 }
 
 start() {
-    while [ ${#lanes[@]} -ge "$most" ]; do take_one; done
     # With job control, for without it what runs beside the shell does not hear SIGINT.
     set -m
     play "$1" &

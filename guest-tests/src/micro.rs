@@ -13,8 +13,8 @@ mod script;
 mod suite;
 
 pub use image::MicroImage;
-pub(crate) use lab::exit_time;
 pub use lab::{Entry, Lab, LabError, LabRun, Setup, step_backend};
+pub(crate) use lab::{MOST_LOST, exit_time, lost_to_exits};
 pub use limits::{LIMITS, Limit};
 pub use program::{
     DATA, DISPLACEABLE, ENDBR64, ENTRY_SIZE, FAULT, LOG, Program, VALUE, Written, enter_user, exit,

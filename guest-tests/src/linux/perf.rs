@@ -3,7 +3,8 @@
 
 use pmu_virt::Vendor;
 
-use super::exit_cost::exit_ms;
+use super::exit_cost::exit_in_l1;
+use crate::micro::{MOST_LOST, lost_to_exits};
 
 /// How far cycles may be from run time times TSC frequency. L1's one processor also does
 /// the timer interrupts of the guest's other vCPU and of L1: 4 to 7 % were seen.
@@ -165,9 +166,8 @@ pub fn check_cycles(output: &str, events: &[&str], mhz: f64) {
 /// task-clock but is not counted, and on a host with other work that time has no bound: noise
 /// can make a count smaller, never right.
 ///
-/// Nor is it in a quick host's tolerance on a slow one: of each millisecond two exits are lost, as
-/// dear as they are in L1 today, one for the VMM's look at a vCPU that counts, and one for what the
-/// guest's own timer asks for (three or four exits every 4 ms).
+/// Nor is it in a quick host's tolerance on a slow one: what exits take there is missing, as dear as
+/// they are in L1 today, which is asked only where it can be the reason.
 ///
 /// # Panics
 /// If none is.
@@ -176,31 +176,21 @@ pub fn check_cycles_within(output: &str, events: &[&str], mhz: f64, tolerance: f
     println!("{events:?} to task-clock: {ratios:.4?}");
     let within = |lost| ratios.iter().any(|ratio| is_right(*ratio, tolerance, lost));
     assert!(
-        within(0.0) || within(lost(exit_ms())),
+        within(0) || within(MOST_LOST) && within(lost_to_exits(exit_in_l1())),
         "{events:?} to task-clock: {ratios:?}\n{output}"
     );
 }
 
-/// The share of a guest's time that exits take which take so many milliseconds, beyond what each
-/// tolerance has room for.
-fn lost(exit_ms: f64) -> f64 {
-    const IN_TOLERANCE_MS: f64 = 0.06;
-    /// Half of the cycles are never right.
-    const MOST_LOST: f64 = 0.4;
-    if exit_ms > IN_TOLERANCE_MS {
-        (2.0 * exit_ms).min(MOST_LOST)
-    } else {
-        0.0
-    }
-}
-
-/// Whether cycles are right that are `ratio` of their time, of which the share `lost` is looks.
-fn is_right(ratio: f64, tolerance: f64, lost: f64) -> bool {
+/// Whether cycles are right that are `ratio` of their time, of which so many percent are lost.
+fn is_right(ratio: f64, tolerance: f64, lost: u64) -> bool {
+    let lost = lost as f64 / 100.0;
     (1.0 - tolerance - lost..=1.0 + tolerance).contains(&ratio)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const REPORT: &str = "# started on x\n\n1000,,cycles,2,100.00,,\n<not supported>,,branches,0,100.00,,\n2.0,msec,task-clock,2,100.00,,\n";
@@ -217,15 +207,15 @@ mod tests {
 
     #[test]
     fn what_an_exit_takes_is_missing_and_never_more() {
-        let check = |ratio, lost, expected| {
-            assert_eq!(is_right(ratio, 0.1, lost), expected, "{ratio} of {lost}");
-        };
-        for (exit_ms, least) in [(0.0, 0.9), (0.05, 0.9), (0.1, 0.7)] {
-            let lost = lost(exit_ms);
-            check(least - 0.01, lost, false);
-            check(least + 0.01, lost, true);
-            check(1.09, lost, true);
-            check(1.11, lost, false);
+        for (exit_us, least) in [(0, 0.9), (50, 0.9), (100, 0.7), (1000, 0.55)] {
+            let lost = lost_to_exits(Duration::from_micros(exit_us));
+            let check = |ratio, expected| {
+                assert_eq!(is_right(ratio, 0.1, lost), expected, "{ratio} of {exit_us}");
+            };
+            check(least - 0.01, false);
+            check(least + 0.01, true);
+            check(1.09, true);
+            check(1.11, false);
         }
     }
 
@@ -239,11 +229,9 @@ mod tests {
         assert_eq!(samples("99\n7\n102\n"), expected);
     }
 
-    /// However dear an exit is.
     #[test]
+    #[should_panic(expected = "to task-clock: [0.5]")]
     fn half_of_the_cycles_are_not_right() {
-        for exit_ms in [0.0, 0.1, 1.0, 100.0] {
-            assert!(!is_right(0.499, 0.1, lost(exit_ms)), "{exit_ms}");
-        }
+        check_cycles(REPORT, &["cycles"], 1.0);
     }
 }
