@@ -149,9 +149,10 @@ pub enum KickError {
     /// Nobody handles the signal: the first kick would end the process, or be lost.
     #[error("signal {0} has no handler: call install_kick_handler first")]
     NoHandler(i32),
-    /// Somebody else has installed a handler since.
+    /// Somebody else has installed a handler since, and does not call the one that it replaced.
     #[error(
-        "signal {0} has another handler than install_kick_handler's: install that one last, choose \
+        "signal {0} has another handler than install_kick_handler's, which does not call that one \
+         (the VMM's, or an older copy of kvm-pmu's in this process): install that one last, choose \
          another signal (install_kick_handler_of), or have yours call on_kick (own_kick_handler)"
     )]
     OtherHandler(i32),

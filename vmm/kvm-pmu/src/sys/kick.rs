@@ -6,14 +6,18 @@
 //!
 //! The kernel sends the same signal for an overflow of a perf event, which the
 //! handler notes for the `perf` backend of its thread.
+//!
+//! A signal has one handler a process, and this crate may be there twice: in two versions, or in
+//! a library that the VMM has loaded. So the handler calls the one that it has replaced, and who
+//! is called by another one need not be the signal's handler.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_run;
 
@@ -27,7 +31,16 @@ thread_local! {
     static IMMEDIATE_EXIT: Cell<*const AtomicU8> = const { Cell::new(ptr::null()) };
     /// Kicks that this thread has taken, likewise.
     static TAKEN: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread is in a handler of [`BEFORE`], likewise.
+    static IN_BEFORE: [Cell<bool>; 2] = const { [Cell::new(false), Cell::new(false)] };
 }
+
+/// What the kernel calls for a signal (`sigaction(2)`, SA_SIGINFO).
+type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// The handlers of the kick signal and of SIGIO that this crate's has replaced, the first time: of
+/// those that it replaces later it would not know whether they call it.
+static BEFORE: [OnceLock<Option<Handler>>; 2] = [OnceLock::new(), OnceLock::new()];
 
 /// The signal that was chosen, negative where its handler is the VMM's own, which calls
 /// [`on_kick`]; 0: nobody has chosen.
@@ -74,26 +87,58 @@ fn choose_and_install(signal: i32) -> Result<(), Errno> {
 
 /// Has [`handle`] called for `signal`, on any thread.
 fn install(signal: i32) -> Result<(), Errno> {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: all zeros are a valid sigaction, with an empty mask; the kernel calls the handler
-    // with the three arguments that SA_SIGINFO says, which are those of `handle`.
-    let installed = unsafe {
-        let wanted = &mut *action.as_mut_ptr();
-        wanted.sa_sigaction = handle as *const () as libc::sighandler_t;
-        wanted.sa_flags = libc::SA_SIGINFO;
-        libc::sigaction(signal, action.as_ptr(), ptr::null_mut())
-    };
+    let mut action = action_of(signal)?;
+    let before = &BEFORE[place(signal)];
+    let is_handled = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+    // Another copy's handler calls this one, and would itself not be called if this one came to
+    // the front again.
+    let is_called = || before.get().is_some() && is_handled && takes(signal);
+    if action.sa_sigaction == ours() || is_called() {
+        return Ok(());
+    }
+    let wants_info = action.sa_flags & libc::SA_SIGINFO != 0;
+    before.get_or_init(|| {
+        // SAFETY: a handler that is there and has SA_SIGINFO takes the three arguments.
+        let handler =
+            || unsafe { mem::transmute::<libc::sighandler_t, Handler>(action.sa_sigaction) };
+        (is_handled && wants_info).then(handler)
+    });
+    // The mask stays: the handler that was there relies on it.
+    action.sa_sigaction = ours();
+    action.sa_flags = libc::SA_SIGINFO | action.sa_flags & libc::SA_ONSTACK;
+    // SAFETY: the kernel calls the handler with the three arguments that SA_SIGINFO says, which
+    // are those of `handle`.
+    let installed = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
     Errno::if_negative(installed)
+}
+
+/// Where in [`BEFORE`] a signal is.
+fn place(signal: i32) -> usize {
+    usize::from(signal == libc::SIGIO)
+}
+
+fn ours() -> libc::sighandler_t {
+    handle as *const () as libc::sighandler_t
 }
 
 fn has_own_handler() -> bool {
     CHOSEN.load(Ordering::Relaxed) < 0
 }
 
-extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, more: *mut libc::c_void) {
     // SAFETY: the handler is installed with SA_SIGINFO, so the kernel hands it
     // a siginfo_t that is valid until it returns.
     on_kick(unsafe { &*info });
+    if let Some(Some(before)) = BEFORE[place(signal)].get() {
+        IN_BEFORE.with(|inside| {
+            let inside = &inside[place(signal)];
+            // One that calls the handler which it replaces may have been installed again.
+            if !inside.replace(true) {
+                before(signal, info, more);
+                inside.set(false);
+            }
+        });
+    }
 }
 
 /// What the handler of [`kick_signal`] does, for a VMM that handles the signal itself
@@ -113,9 +158,10 @@ pub fn on_kick(info: &libc::siginfo_t) {
 
 /// Installs the handler of the kick signal, SIGRTMIN if nobody has chosen another one, for the
 /// whole process, and of SIGIO, which the kernel sends in its place when a thread's queue is
-/// full; nothing where the VMM has its own ([`own_kick_handler`]). Whoever installs a handler
-/// of one of the two later takes it away, which
-/// [`ThreadContext::new`](crate::ThreadContext::new) finds.
+/// full; nothing where the VMM has its own ([`own_kick_handler`]). A handler with SA_SIGINFO that
+/// is there already goes on being called, after this one: that of another copy of this crate, or
+/// the VMM's own. Whoever installs one of the two later, and does not do so, takes this one away,
+/// which [`ThreadContext::new`](crate::ThreadContext::new) finds.
 ///
 /// # Errors
 /// The error of `sigaction`.
@@ -157,43 +203,54 @@ pub(crate) fn check_kicks() -> Result<(), KickError> {
     if is_blocked(signal) {
         return Err(KickError::Blocked(signal));
     }
-    let ours = handle as *const () as libc::sighandler_t;
-    if !has_own_handler() && handler != ours {
-        return Err(KickError::OtherHandler(signal));
+    if handler != ours() && !takes(signal) {
+        return Err(if has_own_handler() {
+            KickError::NotCalled(signal)
+        } else {
+            KickError::OtherHandler(signal)
+        });
     }
-    check_overflows(ours)?;
-    if handler == ours {
-        return Ok(());
-    }
-    let before = TAKEN.get();
-    // One that a thread sends itself and does not block is delivered before the call returns
-    // (POSIX, `pthread_kill`).
-    let sent = KickTarget::current().send(signal);
-    if sent.is_ok() && TAKEN.get() == before {
-        return Err(KickError::NotCalled(signal));
-    }
-    Ok(())
+    check_overflows()
 }
 
-/// Whether SIGIO has a handler: `ours`, or the VMM's where it has that of the kick signal.
-fn check_overflows(ours: libc::sighandler_t) -> Result<(), KickError> {
+/// Whether SIGIO has a handler: this crate's, one that calls it, or the VMM's where it has that of
+/// the kick signal.
+fn check_overflows() -> Result<(), KickError> {
     let handler = handler_of(libc::SIGIO);
     let is_handled = handler != libc::SIG_DFL && handler != libc::SIG_IGN;
-    if handler == ours || is_handled && has_own_handler() {
+    if handler == ours() || is_handled && (has_own_handler() || takes(libc::SIGIO)) {
         return Ok(());
     }
     Err(KickError::Overflows(kick_signal()))
 }
 
+/// Whether `signal`, which has a handler, comes to [`on_kick`] on this thread.
+fn takes(signal: i32) -> bool {
+    if is_blocked(signal) {
+        return false;
+    }
+    let before = TAKEN.get();
+    // One that a thread sends itself and does not block is delivered before the call returns
+    // (POSIX, `pthread_kill`).
+    let sent = KickTarget::current().send(signal);
+    sent.is_err() || TAKEN.get() != before
+}
+
 /// What handles `signal`; [`libc::SIG_DFL`] if there is no such signal.
 fn handler_of(signal: i32) -> libc::sighandler_t {
+    action_of(signal).map_or(libc::SIG_DFL, |action| action.sa_sigaction)
+}
+
+fn action_of(signal: i32) -> Result<libc::sigaction, Errno> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: asks for the action and sets none; all zeros are a valid sigaction, which the
     // kernel overwrites if there is such a signal.
-    unsafe {
-        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
-        action.assume_init().sa_sigaction
-    }
+    let (asked, action) = unsafe {
+        let asked = libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
+        (asked, action.assume_init())
+    };
+    Errno::if_negative(asked)?;
+    Ok(action)
 }
 
 /// Whether the calling thread blocks `signal`.

@@ -1,6 +1,7 @@
 //! What a VMM may forget, or do to the kick signal: each is an error that names the step.
 
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kvm_pmu::{
@@ -265,6 +266,30 @@ fn a_vmm_has_a_handler_of_its_own() {
         own_kick_handler(libc::SIGRTMIN()).unwrap();
         assert!(is_kicked() && sys::is_handled_by(libc::SIGRTMIN(), sys::passes_on));
     }
+}
+
+/// A handler of the VMM's that was there first goes on being called, and one that comes later and
+/// calls this crate's is none that takes it away; also where each calls the other.
+#[test]
+fn handlers_call_each_other() {
+    let test = "handlers_call_each_other";
+    if !can_run(test) || !is_alone(test) {
+        return;
+    }
+    let counted = || sys::COUNTED.swap(0, Ordering::Relaxed);
+    let signal = libc::SIGRTMIN();
+    sys::handle(signal, sys::counts);
+    install_kick_handler().unwrap();
+    KickTarget::current().kick();
+    assert_eq!(counted(), 1);
+    assert_eq!((made(), counted()), (Ok(()), 0));
+    sys::handle_before(signal);
+    // The look whether it calls is a signal.
+    assert_eq!((made(), counted()), (Ok(()), 2));
+    install_kick_handler().unwrap();
+    assert!(sys::is_handled_by(signal, sys::counts));
+    counted();
+    assert!(is_kicked() && counted() > 0);
 }
 
 /// A VMM installs its handler with each vCPU, also when others run.

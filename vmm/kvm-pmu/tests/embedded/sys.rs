@@ -3,7 +3,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -92,6 +92,31 @@ pub(crate) extern "C" fn passes_on(
     kvm_pmu::on_kick(unsafe { &*info });
 }
 
+/// What [`counts`] has replaced, and how often it was called.
+static REPLACED: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static COUNTED: AtomicI32 = AtomicI32::new(0);
+
+/// One that calls the handler that it has replaced.
+pub(crate) extern "C" fn counts(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    more: *mut libc::c_void,
+) {
+    COUNTED.fetch_add(1, Ordering::Relaxed);
+    let replaced = REPLACED.load(Ordering::Relaxed);
+    if replaced != 0 {
+        // SAFETY: what `handle_before` has found is kvm-pmu's, which is installed with SA_SIGINFO.
+        let replaced = unsafe { std::mem::transmute::<libc::sighandler_t, Handler>(replaced) };
+        replaced(signal, info, more);
+    }
+}
+
+/// Has [`counts`] handle `signal`, and call what does so now.
+pub(crate) fn handle_before(signal: i32) {
+    REPLACED.store(handler_of(signal), Ordering::Relaxed);
+    handle(signal, counts);
+}
+
 /// Has `handler` handle `signal`.
 pub(crate) fn handle(signal: i32, handler: Handler) {
     // SAFETY: all zeros are a valid sigaction; the kernel calls the handler as SA_SIGINFO says,
@@ -114,13 +139,16 @@ pub(crate) fn ignore(signal: i32, what: libc::sighandler_t) {
 
 /// Whether `handler` handles `signal`.
 pub(crate) fn is_handled_by(signal: i32, handler: Handler) -> bool {
+    handler_of(signal) == handler as libc::sighandler_t
+}
+
+fn handler_of(signal: i32) -> libc::sighandler_t {
     // SAFETY: all zeros are a valid sigaction, which the call overwrites; it sets none.
-    let action = unsafe {
+    unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut action);
-        action
-    };
-    action.sa_sigaction == handler as libc::sighandler_t
+        action.sa_sigaction
+    }
 }
 
 /// Has this thread take `signal` no more.

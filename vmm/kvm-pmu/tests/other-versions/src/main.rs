@@ -1,5 +1,6 @@
 //! A VMM with other versions of kvm-ioctls, kvm-bindings and vm-memory than kvm-pmu has, and none
 //! of its features. Its guest counts, and reads the counter by RDPMC before and after a device.
+//! Another copy of kvm-pmu in the same process, with statics of its own, has the same signal.
 
 #[cfg(feature = "ioctls-0-22")]
 use {bindings_12 as kvm_bindings, ioctls_22 as kvm_ioctls};
@@ -17,7 +18,7 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_regs};
 use kvm_ioctls::{Kvm, VcpuFd};
 use kvm_pmu::cpuid::{self, CpuidRegs, Leaf, Leaves};
 use kvm_pmu::{
-    Armed, Errno, Exited, GuestBytes, KvmPmu, KvmPmuParts, KvmVcpu, KvmVm, Lent, MsrFilter,
+    Armed, Errno, Exited, GuestBytes, KickTarget, KvmPmu, KvmPmuParts, KvmVcpu, KvmVm, Lent, MsrFilter,
     SharedMemory, ThreadContext, TrapEvent, TrapObserver, TrapPlan, VcpuId, VmExit, VmTraps,
     install_kick_handler, msr_ranges, switch_off_vpmu,
 };
@@ -96,9 +97,12 @@ fn main() -> Result<(), Failure> {
     parts.traps = VmTraps::new(TrapPlan::default(), Some(shared));
     let mut pmu = KvmPmu::new(&vcpu, parts)?;
     install_kick_handler()?;
+    // The last one has the signal.
+    kvm_pmu_copy::install_kick_handler()?;
     let mut thread = ThreadContext::new(tsc_khz)?.with_counters(Some(counters));
     let mut seen = Seen::default();
     let mut values = Vec::new();
+    let mut kicked = false;
     loop {
         let lent = Lent {
             memory: &memory,
@@ -106,9 +110,17 @@ fn main() -> Result<(), Failure> {
             observer: &mut seen,
         };
         let entered = pmu.enter(&mut vcpu, lent)?;
+        if !kicked {
+            KickTarget::current().kick();
+        }
         // Entered by this VMM's own means.
         let ran = fd.run().map(drop).map_err(|error| Errno(error.errno()));
-        match entered.after_exit(ran)? {
+        let exited = entered.after_exit(ran)?;
+        if !kicked && exited != Exited::Pmu(VmExit::Interrupted) {
+            return Err(format!("a kick before KVM_RUN is lost: {exited:?}").into());
+        }
+        kicked = true;
+        match exited {
             Exited::Pmu(_) => {}
             Exited::Vmm(VmExit::IoIn { .. }) => vcpu.io_data().fill(7),
             Exited::Vmm(VmExit::IoOut { port, .. }) => {
@@ -131,7 +143,22 @@ fn main() -> Result<(), Failure> {
     if seen.0 != [Armed::Patch] {
         return Err("the handler was not patched".into());
     }
+    both_copies_are_kicked(tsc_khz)?;
     println!("counted and read");
+    Ok(())
+}
+
+/// Whichever copy installs its handler once more, as a VMM may with each vCPU.
+fn both_copies_are_kicked(tsc_khz: u32) -> Result<(), Failure> {
+    for first in [true, false, true] {
+        if first {
+            install_kick_handler()?;
+        } else {
+            kvm_pmu_copy::install_kick_handler()?;
+        }
+        ThreadContext::new(tsc_khz)?;
+        kvm_pmu_copy::ThreadContext::new(tsc_khz)?;
+    }
     Ok(())
 }
 
