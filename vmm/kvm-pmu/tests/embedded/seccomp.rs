@@ -10,13 +10,13 @@ use std::time::Duration;
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, dr0, dr7, rax};
 use kvm_pmu::{
     Exited, KickTarget, KvmPmu, KvmVcpu, SharedMemory, ThreadContext, TrapMode,
-    install_kick_handler,
+    install_kick_handler, kick_signal,
 };
 use pmu_virt::CorePmu;
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::can_run;
-use super::sys::{Call, calls_of};
+use super::sys::{self, Call, calls_of};
 use super::vmm::{
     COUNTER, CYCLES, END, ENDBR64, GLOBAL, IDT, MAIN, PAUSE, SELECT, Vcpu, Vmm, Written, enable,
     read, report, spin_for, wrmsr,
@@ -321,13 +321,19 @@ fn check(
     panic!("nothing of {thread} needs some of {unneeded:?}, but for {elsewhere:?}");
 }
 
+/// A call that waits to be read would be interrupted by a kick, as no ioctl of KVM's is but KVM_RUN.
+fn handle_kicks() {
+    install_kick_handler().unwrap();
+    sys::restart_calls(kick_signal());
+}
+
 /// A vCPU's thread asks for what the page's row says, and for no more.
 #[test]
 fn a_vcpus_thread_asks_for_what_the_page_says() {
     if !can_read_calls("a_vcpus_thread_asks_for_what_the_page_says") {
         return;
     }
-    install_kick_handler().unwrap();
+    handle_kicks();
     let (auto, breakpoint) = (TrapMode::Auto, TrapMode::Breakpoint);
     let round = || {
         vec![
@@ -352,7 +358,7 @@ fn the_vms_thread_asks_for_what_the_page_says() {
     if !can_read_calls("the_vms_thread_asks_for_what_the_page_says") {
         return;
     }
-    install_kick_handler().unwrap();
+    handle_kicks();
     let of_any_vmm = [
         "KVM_CREATE_IRQCHIP",
         "KVM_CREATE_VCPU",

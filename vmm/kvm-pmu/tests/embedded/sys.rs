@@ -130,6 +130,19 @@ pub(crate) fn handle(signal: i32, handler: Handler) {
     assert_eq!(installed, 0);
 }
 
+/// Has a call that `signal` interrupts done again where that may be, after its handler.
+pub(crate) fn restart_calls(signal: i32) {
+    // SAFETY: all zeros are a valid sigaction, which the first call overwrites; the handler stays,
+    // and is called as before.
+    let changed = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action);
+        action.sa_flags |= libc::SA_RESTART;
+        libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+    };
+    assert_eq!(changed, 0);
+}
+
 /// Has the kernel do `what` ([`libc::SIG_DFL`], [`libc::SIG_IGN`]) with `signal`.
 pub(crate) fn ignore(signal: i32, what: libc::sighandler_t) {
     // SAFETY: neither runs code of this process.
