@@ -80,12 +80,15 @@ pub enum SetupError {
 /// PMU's registers itself. KVM takes that only before the first vCPU exists.
 ///
 /// # Errors
-/// [`SetupError::VpmuStays`].
+/// [`SetupError::VpmuStays`], also where KVM does not say whether there is one: the VM is dead, or
+/// another process's.
 pub fn switch_off_vpmu(vm: &KvmVm) -> Result<(), SetupError> {
-    if vm.check_extension(KVM_CAP_PMU_CAPABILITY) <= 0 {
+    let cap = KVM_CAP_PMU_CAPABILITY;
+    let known = ioctl::call(vm.as_fd(), ioctl::CHECK_EXTENSION, cap.into());
+    if known.map_err(SetupError::VpmuStays)? == 0 {
         return Ok(());
     }
-    let off = vm.enable_cap(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE);
+    let off = vm.enable_cap(cap, KVM_PMU_CAP_DISABLE);
     off.map_err(SetupError::VpmuStays)
 }
 

@@ -3,8 +3,12 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use kvm_pmu::{KvmVcpu, KvmVm, TrapMode, VcpuId, vcpu_fd, vm_fd};
+use kvm_bindings::KVM_CAP_PMU_CAPABILITY;
+use kvm_pmu::{
+    Errno, KvmVcpu, KvmVm, SetupError, TrapMode, VcpuId, switch_off_vpmu, vcpu_fd, vm_fd,
+};
 
+use super::sys::Call;
 use super::vmm::Vmm;
 use super::{can_run, sys};
 
@@ -65,4 +69,34 @@ fn a_vmm_need_not_keep_its_descriptors() {
         KvmVcpu::new(vcpu_fd(&fd), &vm, VcpuId(0)).unwrap()
     };
     vcpu.get_regs().unwrap();
+}
+
+/// KVM's own vPMU is there, and goes no more once there is a vCPU. (A KVM that has none is asked in
+/// that one's place; it then refuses in the same way.)
+#[test]
+fn a_vpmu_that_stays_is_an_error() {
+    /// KVM_CHECK_EXTENSION.
+    const ASKS: Call = Call::Ioctl(0xae03);
+    if !can_run("a_vpmu_that_stays_is_an_error") {
+        return;
+    }
+    let has_one = |call, cap| {
+        let is_asked = call == ASKS && cap == u64::from(KVM_CAP_PMU_CAPABILITY);
+        is_asked.then_some(1)
+    };
+    let vmm = Vmm::new(TrapMode::Auto);
+    let vm = KvmVm::new(vm_fd(&vmm.vm)).unwrap();
+    let _vcpu = vmm.vm.create_vcpu(0).unwrap();
+    if let Some((off, calls)) = sys::answered(has_one, || switch_off_vpmu(&vm)) {
+        assert_eq!(off, Err(SetupError::VpmuStays(Errno(libc::EINVAL))));
+        assert!(calls.contains(&ASKS), "{calls:?}");
+        let told = off.unwrap_err().to_string();
+        assert!(told.starts_with("switch_off_vpmu: KVM_CAP_PMU_CAPABILITY failed: "));
+        assert!(told.ends_with("(a vCPU may be there already)"), "{told}");
+    } else {
+        println!("partly skipped: this kernel announces no system calls");
+    }
+    // A KVM that does not answer at all has not said that it has none.
+    let dead = || switch_off_vpmu(&vm) == Err(SetupError::VpmuStays(Errno(libc::EIO)));
+    assert!(sys::in_a_child(dead));
 }

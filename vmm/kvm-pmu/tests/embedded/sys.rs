@@ -226,9 +226,12 @@ fn announce_calls() -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).unwrap()) })
 }
 
+/// What a call gets in the kernel's place, by its third argument, if it is not to be done.
+pub(crate) type Answer = fn(Call, u64) -> Option<i64>;
+
 /// Reads what a thread asks for next, and lets it go on; waits for that a moment. Allocates
 /// nothing: that thread may have the allocator's lock.
-fn read_call(calls: &OwnedFd, seen: &mut Vec<Call>) {
+fn read_call(calls: &OwnedFd, seen: &mut Vec<Call>, answer: Answer) {
     let mut ready = libc::pollfd {
         fd: calls.as_raw_fd(),
         events: libc::POLLIN,
@@ -255,11 +258,13 @@ fn read_call(calls: &OwnedFd, seen: &mut Vec<Call>) {
         assert!(seen.len() < seen.capacity());
         seen.push(call);
     }
+    let goes_on = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
+    let value = answer(call, asked.data.args[2]);
     let mut answer = libc::seccomp_notif_resp {
         id: asked.id,
-        val: 0,
+        val: value.unwrap_or(0),
         error: 0,
-        flags: u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap(),
+        flags: if value.is_none() { goes_on } else { 0 },
     };
     let send = libc::SECCOMP_IOCTL_NOTIF_SEND;
     // SAFETY: likewise.
@@ -269,6 +274,14 @@ fn read_call(calls: &OwnedFd, seen: &mut Vec<Call>) {
 /// All that a thread asks the kernel for which does `work`, to its end. None where the kernel does
 /// not tell.
 pub(crate) fn calls_of<R: Send>(work: impl FnOnce() -> R + Send) -> Option<(R, Vec<Call>)> {
+    answered(|_, _| None, work)
+}
+
+/// The same with some calls answered by `answer`.
+pub(crate) fn answered<R: Send>(
+    answer: Answer,
+    work: impl FnOnce() -> R + Send,
+) -> Option<(R, Vec<Call>)> {
     let (fd, ended) = (AtomicI32::new(0), AtomicBool::new(false));
     let mut seen = Vec::with_capacity(200);
     let done = std::thread::scope(|scope| {
@@ -295,7 +308,7 @@ pub(crate) fn calls_of<R: Send>(work: impl FnOnce() -> R + Send) -> Option<(R, V
             // The end of the filter is not awaited: a thread of KVM's, which the first KVM_RUN of
             // a VM starts, has it as well, until the VM's end.
             while !ended.load(Ordering::Acquire) {
-                read_call(&calls, &mut seen);
+                read_call(&calls, &mut seen, answer);
             }
         }
         joiner.join().unwrap().unwrap()
