@@ -8,6 +8,7 @@ pub mod msr;
 mod open;
 mod patience;
 pub mod perf;
+#[cfg(feature = "toml")]
 mod sim;
 mod slots;
 mod sources;
@@ -18,6 +19,7 @@ pub use combined::CombinedBackend;
 pub use emu::{EmuBackend, EmuCycles};
 pub use msr::{HostCpuid, MsrBackend, MsrDevice, MsrOptions, MsrRefusal, MsrReport};
 pub use open::{BackendEnv, BackendError, BackendSummary, backend_names};
+#[cfg(feature = "toml")]
 pub use sim::{RateError, RateProblem, RateTable, SimBackend, SimClocks};
 pub use sources::{Source, Sources};
 pub use step::StepBackend;

@@ -9,7 +9,9 @@ mod drivers;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use drivers::{ClockDriver, EmuDriver, PerfDriver, SimDriver, StepDriver};
+#[cfg(feature = "toml")]
+pub use drivers::SimDriver;
+pub use drivers::{ClockDriver, EmuDriver, PerfDriver, StepDriver};
 
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -8,8 +8,8 @@
 //!   count on them too. Its thread owns it, and lends it to each operation of the
 //!   vCPU that runs there. The registers of a vCPU that is switched out can change;
 //!   its counters do not.
-//! - [`CounterBackend`] counts: [`ClockBackend`], [`StepBackend`], [`EmuBackend`], [`SimBackend`],
-//!   the host's kernel ([`perf`]), the processor's registers ([`msr`]);
+//! - [`CounterBackend`] counts: [`ClockBackend`], [`StepBackend`], [`EmuBackend`],
+//!   `SimBackend` (of the feature `toml`, off by default), the host's kernel ([`perf`]), the processor's registers ([`msr`]);
 //!   [`contract`] is the suite that every backend has to pass.
 //! - [`perfmon`] attaches contexts of host tools to vCPUs and cores, and decides
 //!   whether there is room for them.
@@ -51,11 +51,14 @@ pub use backend::perf;
 pub use backend::{
     BackendEnv, BackendError, BackendSummary, ClockBackend, CombinedBackend, CountPlan,
     CounterBackend, EmuBackend, EmuCycles, HostCpuid, MsrBackend, MsrDevice, MsrOptions,
-    MsrRefusal, MsrReport, RateError, RateProblem, RateTable, SimBackend, SimClocks, Source,
-    Sources, StepBackend, backend_names,
+    MsrRefusal, MsrReport, Source, Sources, StepBackend, backend_names,
 };
+#[cfg(feature = "toml")]
+pub use backend::{RateError, RateProblem, RateTable, SimBackend, SimClocks};
 pub use core_pmu::CorePmu;
-pub use filter::{EventFilter, EventFilters, EventProfile, FilterError};
+#[cfg(feature = "toml")]
+pub use filter::FilterError;
+pub use filter::{EventFilter, EventFilters, EventProfile};
 pub use holdings::Holdings;
 pub use moment::{CodePlace, Moment, MomentRegisters, SampledInstruction};
 pub use pebs::LinearMemory;

@@ -10,7 +10,9 @@ use pmu_model::{
 use super::sys::FreshPages;
 use super::{Asked, Driver};
 use crate::backend::perf::PerfBackend;
-use crate::backend::{BackendEnv, BackendError, CounterBackend, RateTable, SimBackend};
+use crate::backend::{BackendEnv, BackendError, CounterBackend};
+#[cfg(feature = "toml")]
+use crate::backend::{RateTable, SimBackend};
 
 /// Drives a backend that counts TSC ticks: each run is one interval, with
 /// some halted ticks that must not count.
@@ -63,11 +65,13 @@ impl Driver for ClockDriver {
 
 /// Drives a simulated backend: half an instruction a tick, and every run
 /// begins in the middle of an event.
+#[cfg(feature = "toml")]
 #[derive(Clone, Debug, Default)]
 pub struct SimDriver {
     now: Tsc,
 }
 
+#[cfg(feature = "toml")]
 impl SimDriver {
     /// A backend with the rates that this driver expects.
     pub fn backend() -> SimBackend {
@@ -76,6 +80,7 @@ impl SimDriver {
     }
 }
 
+#[cfg(feature = "toml")]
 impl Driver for SimDriver {
     fn request(&self) -> CountRequest {
         CountRequest::plain(intel(0xc0, 0x00), true, true)

@@ -1,6 +1,7 @@
 //! A VMM with other versions of kvm-ioctls, kvm-bindings and vm-memory than kvm-pmu has, and none
-//! of its features. Its guest counts, and reads the counter by RDPMC before and after a device.
-//! Another copy of kvm-pmu in the same process, with statics of its own, has the same signal.
+//! of its features, nor of pmu-virt's. Its guest counts, and reads the counter by RDPMC before and
+//! after a device. Another copy of kvm-pmu in the same process, with statics of its own, has the
+//! same signal.
 
 #[cfg(feature = "ioctls-0-22")]
 use {bindings_12 as kvm_bindings, ioctls_22 as kvm_ioctls};
