@@ -211,7 +211,7 @@ impl Lab {
         })
     }
 
-    /// [`lost_to_exits`] here, in percent.
+    /// What exits may take of a guest's time here, in percent.
     #[must_use]
     pub fn lost(&self) -> u64 {
         lost_to_exits(self.exit_time())

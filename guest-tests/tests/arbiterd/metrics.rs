@@ -473,7 +473,9 @@ fn a_loud_tenant_displaces_its_own_records() {
         .collect();
     assert!(numbers.is_sorted(), "{numbers:?}");
     let last = *numbers.last().expect("records");
-    assert!(last > 4_000, "there was room for all: {last}");
+    // How many there are of a round depends on who comes first, the loud one or the quiet one.
+    let kept = numbers.len() as u64;
+    assert!(last > 4 * kept, "there was room for {kept} of {last}");
     let has = |is: &dyn Fn(&Value) -> bool| records.iter().any(is);
     assert_eq!(evidence(&records), Some(first));
     assert!(has(&|one| one["label"] == "the last"));

@@ -80,14 +80,14 @@ fn every(period: u64) -> PmdArg {
 }
 
 /// A context whose counter notifies.
-fn sampler(client: &Client, flags: u32) -> Result<ContextHandle> {
+fn sampler(client: &Client, flags: u32, period: u64) -> Result<ContextHandle> {
     let context = client.create(flags, None, &[])?;
     let cycles = PmcArg {
         flags: PFM_REGFL_OVFL_NOTIFY,
         ..pmc(0, CYCLES)
     };
     client.call(&context, &mut Call::WritePmcs(vec![cycles]))?;
-    client.call(&context, &mut Call::WritePmds(vec![every(PERIOD)]))?;
+    client.call(&context, &mut Call::WritePmds(vec![every(period)]))?;
     Ok(context)
 }
 
@@ -102,7 +102,7 @@ fn masked(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
     let mut bed = Bed::new(clock)?;
     bed.cores = cores;
     bed.run(lab, &guest(|a| gate(a, 2))?, |client, gates| {
-        let context = sampler(client, flags)?;
+        let context = sampler(client, flags, PERIOD)?;
         load(client, &context, 0)?;
         client.call(&context, &mut Call::Start(None))?;
         gates.open(1);
@@ -141,10 +141,13 @@ fn masked(lab: &Lab, flags: u32, cores: Option<CorePlan>) -> Result<()> {
 }
 
 fn blocked(lab: &Lab, cores: Option<CorePlan>) -> Result<()> {
+    // A beat is an exit, which is half of a period where one takes 200 µs: there is to be time for
+    // some beats before the vCPU is blocked again.
+    const BETWEEN: u64 = 16;
     let mut bed = Bed::new(clock)?;
     bed.cores = cores;
     bed.run(lab, &two_hearts()?, |client, gates| {
-        let context = sampler(client, PFM_FL_NOTIFY_BLOCK)?;
+        let context = sampler(client, PFM_FL_NOTIFY_BLOCK, PERIOD * BETWEEN)?;
         load(client, &context, 1)?;
         gates.alive(1)?;
         client.call(&context, &mut Call::Start(None))?;
@@ -190,7 +193,7 @@ fn idle_while_blocked(lab: &Lab) -> Result<()> {
         client.call(&core, &mut Call::CreateEvtsets(vec![set(0), set(1)]))?;
         load(client, &core, 0)?;
         client.call(&core, &mut Call::Start(None))?;
-        let context = sampler(client, PFM_FL_NOTIFY_BLOCK)?;
+        let context = sampler(client, PFM_FL_NOTIFY_BLOCK, PERIOD)?;
         load(client, &context, 0)?;
         client.call(&context, &mut Call::Start(None))?;
         gates.open(1);
