@@ -287,7 +287,7 @@ impl Service {
             more: request.more.unwrap_or(false) && !quiet,
             now,
         };
-        let tenant = calling.tenants.first().copied();
+        let tenant = call::doer(self.arbiter(), &calling, &parameters);
         let tenant = tenant.filter(|_| called != Called::Foreign);
         let answered = match called {
             Called::Own(method) => {

@@ -215,6 +215,21 @@ pub(super) fn caller(
     (caller, tenants)
 }
 
+/// Whose doing a call is: of its user's tenants the one that it asks for, or the one that it
+/// speaks for.
+pub(super) fn doer(
+    arbiter: &HostArbiter,
+    calling: &Calling<'_>,
+    parameters: &Value,
+) -> Option<TenantId> {
+    let named = parameters
+        .pointer("/request/tenant")
+        .and_then(Value::as_str);
+    let named = named.and_then(|name| arbiter.policy().named(name));
+    let mut doers = named.into_iter().chain([calling.caller.tenant]);
+    doers.find(|tenant| calling.tenants.contains(tenant))
+}
+
 /// Whose lease a request is for.
 ///
 /// # Errors

@@ -12,11 +12,13 @@ use crate::service::ConnectionId;
 
 const LOUD: u32 = 7;
 const QUIET: u32 = 8;
+/// Of both tenants, the quiet one first.
+const BOTH: u32 = 9;
 
 fn service() -> Service {
     let text = "grace-ms = 0\n[[pmu]]\nprogrammable = 4\ncpus = \"0\"\n\
-                [[tenant]]\nname = \"loud\"\nusers = [7]\nwhole-cpus = true\n\
-                [[tenant]]\nname = \"quiet\"\nusers = [8]\nwhole-cpus = true\n";
+                [[tenant]]\nname = \"quiet\"\nusers = [8, 9]\nwhole-cpus = true\n\
+                [[tenant]]\nname = \"loud\"\nusers = [7, 9]\nwhole-cpus = true\n";
     let config = ArbiterConfig::parse("test".as_ref(), text).expect("a configuration");
     let audit = AuditConfig {
         path: "audit".into(),
@@ -34,6 +36,10 @@ fn service() -> Service {
 }
 
 fn acquire(service: &mut Service, uid: u32, guaranteed: bool) {
+    acquire_for(service, uid, guaranteed, None);
+}
+
+fn acquire_for(service: &mut Service, uid: u32, guaranteed: bool, tenant: Option<&str>) {
     let client = Client {
         pid: 40 + uid,
         uid,
@@ -44,6 +50,7 @@ fn acquire(service: &mut Service, uid: u32, guaranteed: bool) {
         "cpus": "0",
         "guaranteed": guaranteed,
         "waits_ms": -1,
+        "tenant": tenant,
     });
     let method = format!("{INTERFACE}.Acquire");
     let mut call = Request::create(method, Some(json!({ "request": request })));
@@ -92,5 +99,27 @@ fn what_one_tenant_does_to_another_is_its_doing() {
             assert_eq!(by.as_deref(), Some("loud"), "{event}: {told:?}");
         }
         assert!(of_loud.iter().all(|(_, _, by)| by.is_none()), "{told:?}");
+    }
+}
+
+/// A user of two tenants does what it asks for in the name of the one in that one's name, also when
+/// it comes back for a lease.
+#[test]
+fn what_a_user_of_two_tenants_does_is_the_named_ones_doing() {
+    let mut service = service();
+    acquire(&mut service, QUIET, false);
+    told(&mut service);
+    for _ in 0..3 {
+        acquire_for(&mut service, BOTH, true, Some("loud"));
+        let granted = told(&mut service);
+        let of_loud = granted.iter().filter(|(_, tenant, _)| tenant == "loud");
+        let causes: Vec<_> = of_loud.map(|(_, _, by)| by.as_deref()).collect();
+        assert!(!causes.is_empty(), "{granted:?}");
+        assert!(causes.iter().all(Option::is_none), "{granted:?}");
+        let of_quiet = granted.iter().find(|(_, tenant, _)| tenant == "quiet");
+        let (_, _, by) = of_quiet.expect("it is told");
+        assert_eq!(by.as_deref(), Some("loud"), "{granted:?}");
+        service.gone(ConnectionId(u64::from(BOTH)), BootTime(2));
+        told(&mut service);
     }
 }
