@@ -368,10 +368,12 @@ impl Room {
         if within.is_empty() {
             return false;
         }
+        let above = self.leased_above(&holding.terms.scope);
+        let within = nests(within, &above);
         let places = self.places_of(holding);
         let is_beyond = |place: &Place| {
             let mut within = within.iter();
-            within.any(|node| self.pool(place.pmu).beyond(place.domain, *node).is_some())
+            within.any(|nest| self.pool(place.pmu).beyond(place.domain, *nest).is_some())
         };
         places.iter().any(is_beyond)
     }
@@ -412,14 +414,9 @@ impl Room {
         if within.is_empty() {
             return Ok(());
         }
-        let (above, none) = (self.leased_above(&holding.terms.scope), BTreeSet::new());
+        let above = self.leased_above(&holding.terms.scope);
         let places = self.places_of(holding.with(to));
-        within.into_iter().try_for_each(|id| {
-            let nest = Nest {
-                id,
-                above: &above,
-                below: &none,
-            };
+        nests(within, &above).into_iter().try_for_each(|nest| {
             of_each_pmu(&places).try_for_each(|(pmu, places)| {
                 self.pool(pmu).would_be_beyond(holding, to, nest, places)
             })
@@ -440,7 +437,8 @@ impl Room {
     /// Whether what is held is possible at the places of `holding`, which was added.
     fn check(&self, holding: Holding<'_>) -> Result<(), Shortage> {
         let places = self.places_of(holding);
-        let within = self.within(holding);
+        let above = self.leased_above(&holding.terms.scope);
+        let within = nests(self.within(holding), &above);
         of_each_pmu(&places).try_for_each(|(pmu, places)| {
             self.pool(pmu).check(holding, &within, places, &self.rules)
         })
@@ -473,6 +471,17 @@ impl Room {
         };
         self.outside.iter().find_map(overdrawn)
     }
+}
+
+/// These where they are, of which nothing is looked at that is below them.
+fn nests(nodes: Vec<NodeId>, above: &[NodeId]) -> Vec<Nest<'_>> {
+    const NONE: &BTreeSet<NodeId> = &BTreeSet::new();
+    let nest = |id| Nest {
+        id,
+        above,
+        below: NONE,
+    };
+    nodes.into_iter().map(nest).collect()
 }
 
 /// What a lease of a control group, or within one, is among these.

@@ -316,11 +316,20 @@ impl Forest {
 
     /// Where the leases of a group, those of groups below it, and of those between it and one
     /// above, are together more of a kind than that one's, if there is any above.
-    pub(super) fn beyond(&self, id: NodeId) -> Option<Beyond> {
-        let Some(node) = self.nodes.get(&id) else {
-            return Some(Beyond { above: None });
-        };
-        Self::beyond_over(node.path().kinds, self.above(id))
+    pub(super) fn beyond(&self, nest: Nest<'_>) -> Option<Beyond> {
+        match self.nodes.get(&nest.id) {
+            Some(node) if self.has_all_above(nest) => {
+                Self::beyond_over(node.path().kinds, self.above(nest.id))
+            }
+            _ => Some(Beyond { above: None }),
+        }
+    }
+
+    /// Whether each group above one has something here. What one further out has here is not for
+    /// those in a group that has its lease elsewhere.
+    fn has_all_above(&self, nest: Nest<'_>) -> bool {
+        let mut above = nest.above.iter();
+        above.all(|id| matches!(id, NodeId::Parts(_)) || self.nodes.contains_key(id))
     }
 
     /// The same, if a group that is in others held so much more: what that needs at least is
@@ -332,7 +341,7 @@ impl Forest {
         };
         let mut above = nest.above.iter().rev();
         let above = above.find_map(|id| Some((id, self.nodes.get(id)?)));
-        let Some((id, node)) = above else {
+        let Some((id, node)) = above.filter(|_| self.has_all_above(nest)) else {
             return Some(Beyond { above: None });
         };
         Self::beyond_over(held, std::iter::once(node).chain(self.above(*id)))
@@ -422,7 +431,7 @@ mod tests {
             JOINED.set(0);
             let (before, after) = forest.change(nest, share(number(id), need), add);
             assert!(before.len().max(after.len()) as u64 <= most);
-            (JOINED.get(), forest.beyond(id).is_some())
+            (JOINED.get(), forest.beyond(nest).is_some())
         };
         for (id, need) in above.iter().zip([8, 4, 2, 1]) {
             change(*id, need, &none, true);

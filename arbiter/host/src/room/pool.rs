@@ -12,7 +12,7 @@ use crate::policy::{HostPolicy, Minimum};
 use crate::refusal::Refusal;
 use crate::terms::Demand;
 
-use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, NodeId, Peak};
+use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, Peak};
 
 const PROGRAMMABLE: CounterSet = CounterSet::from_bits(u32::MAX as u64);
 const FIXED: CounterSet = CounterSet::from_bits((u32::MAX as u64) << 32);
@@ -431,8 +431,8 @@ impl Pool {
 
     /// Where the leases of a control group, and of those that it is in, are together more than
     /// one above has in a domain.
-    pub(super) fn beyond(&self, domain: u32, node: NodeId) -> Option<Beyond> {
-        self.domain(domain).groups.beyond(node)
+    pub(super) fn beyond(&self, domain: u32, nest: Nest<'_>) -> Option<Beyond> {
+        self.domain(domain).groups.beyond(nest)
     }
 
     /// Whether a lease of a control group in others, that held this instead of what it does,
@@ -470,7 +470,7 @@ impl Pool {
     pub(super) fn check(
         &self,
         holding: Holding<'_>,
-        within: &[NodeId],
+        within: &[Nest<'_>],
         places: &[Place],
         rules: &Rules,
     ) -> Result<(), Shortage> {
@@ -478,7 +478,7 @@ impl Pool {
         let need = self.need(holding.demands());
         for &place in places {
             let mut within = within.iter();
-            if let Some(beyond) = within.find_map(|node| self.beyond(place.domain, *node)) {
+            if let Some(beyond) = within.find_map(|nest| self.beyond(place.domain, *nest)) {
                 let reason = Short::Beyond(beyond);
                 return Err(Shortage { place, reason });
             }

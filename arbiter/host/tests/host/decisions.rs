@@ -1416,6 +1416,35 @@ fn parts_of_what_a_group_has_are_taken_out_of_it() {
     host.granted(B, terms(programmable(3), "0"));
 }
 
+/// On a CPU where the nearest leased group has nothing, what is above that is not for those in it.
+#[test]
+fn nothing_is_taken_past_the_nearest_leased_group() {
+    let some = |scope, count, on: &str| Terms {
+        scope,
+        ..terms(programmable(count), on)
+    };
+    let on = |scope, on| some(scope, 1, on);
+    let beyond = |above| Err(Refusal::BeyondGroup { cpu: 1, above });
+    for scope in [of_part(2, &[7], true), of_part(2, &[7], false), of_group(3)] {
+        let mut host = open();
+        host.granted(A, some(of_group(1), 3, "0-1"));
+        let near = host.granted(A, on(of_group(2), "0"));
+        assert_eq!(host.ask(A, on(scope.clone(), "1")), beyond(None));
+        assert_eq!(host.ask(A, on(scope.clone(), "0-1")), beyond(None));
+        // It has some there, for a while.
+        let more = host.granted(A, on(of_group(2), "1"));
+        let below = host.granted(A, on(scope.clone(), "1"));
+        host.changes();
+        let (by, now, out) = (caller(A), host.now, &mut host.out);
+        let grace = Some(Nanos(MS));
+        let at = host.arbiter.revoke(more, grace, by, now, out);
+        let at = at.expect("it is its own");
+        assert_eq!(told(&mut host), BTreeMap::from([(more, at), (below, at)]));
+        host.pass(1);
+        assert_eq!((host.holds(near), host.holds(below)), (Some(1), None));
+    }
+}
+
 /// What is left to a group leaves is too little for all: the newest goes.
 #[test]
 fn the_newest_part_ends_where_its_group_has_less() {

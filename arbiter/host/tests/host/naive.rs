@@ -163,7 +163,6 @@ impl Naive<'_> {
                 .filter(|set| kind(*set) == fixed)
                 .count()
         };
-        let here = |above: &&GroupId| self.here(cpus).any(|held| held.is_of(**above));
         let is_by_it = |way: &Way| match scope {
             Scope::Cpu | Scope::Thread(_) => false,
             Scope::Group(group) => way.groups.contains(&group.id),
@@ -177,15 +176,13 @@ impl Naive<'_> {
             .filter(|held| held.holds > 0)
             .flat_map(Held::ways);
         let ways: Vec<Way> = ways.filter(is_by_it).collect();
-        let above: Vec<GroupId> = above.iter().filter(here).copied().collect();
-        !above.is_empty()
-            && above.iter().all(|above| {
-                [false, true].into_iter().all(|fixed| {
-                    let has = count(&|held| held.is_of(*above), fixed);
-                    let asked = |to: &Way| count(&|held| held.is_between(*above, to), fixed);
-                    ways.iter().map(asked).all(|asked| asked <= has)
-                })
+        above.iter().all(|above| {
+            [false, true].into_iter().all(|fixed| {
+                let has = count(&|held| held.is_of(*above), fixed);
+                let asked = |to: &Way| count(&|held| held.is_between(*above, to), fixed);
+                ways.iter().map(asked).all(|asked| asked <= has)
             })
+        })
     }
 
     /// What runs at a time at one place, in groups: for each group that is in no other with a
