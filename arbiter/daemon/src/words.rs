@@ -125,13 +125,13 @@ fn of_groups(refusal: &Refusal) -> String {
              one"
         ),
         Refusal::TooManyBelow { above, most } => format!(
-            "{most} leases are taken out of lease {}, of a control group, and more may not be; give \
-             some back",
+            "the tenant may have {most} leases that are taken out of lease {}, of a control group, \
+             beside those of others; give some back",
             above.0
         ),
         Refusal::TooManyThreadsBelow { above, most } => format!(
-            "{most} threads at most have leases that are taken out of lease {}, of a control group; \
-             name fewer, or give some back",
+            "{most} threads of the tenant may have leases that are taken out of lease {}, of a \
+             control group, beside those of others; name fewer, or give some back",
             above.0
         ),
         other => other.reason().to_string(),

@@ -15,7 +15,7 @@ use arbiter::{CounterSet, Nanos, PerKind};
 use super::admission;
 use super::book::Book;
 use super::cpus::CpuSet;
-use super::ids::{BootTime, GroupId, HostPmu, LeaseId, Place, PmuId, ThreadId};
+use super::ids::{BootTime, GroupId, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
 use super::lease::{Caller, Cause, Change, Departure, Due, Lease, Owner};
 use super::policy::{HostPolicy, HostPolicyError};
 use super::preempt::{Trial, rivals};
@@ -594,7 +594,7 @@ impl HostArbiter {
             return Err(Refusal::GroupsBelow { by });
         }
         if terms.scope.is_of_groups() {
-            fits_below(&self.book, &terms.scope)?;
+            fits_below(&self.book, &terms.scope, owner.tenant)?;
         }
         if let Scope::Part(part) = &terms.scope
             && self.book.of_group(part.of.id).next().is_none()
@@ -972,24 +972,36 @@ fn above_and_own(group: &Group) -> Vec<GroupId> {
     group.above.iter().chain([&group.id]).copied().collect()
 }
 
-/// Whether one lease more may be below the leased control groups that this one is in.
-fn fits_below(book: &Book, scope: &Scope) -> Result<(), Refusal> {
-    match book.above_leased(scope) {
-        Some((outermost, above)) if book.count_below(outermost) >= MOST_BELOW => {
-            let most = MOST_BELOW;
-            Err(Refusal::TooManyBelow { above, most })
-        }
-        Some((outermost, above)) if !scope.threads().is_empty() => {
-            let below = book.below(outermost).filter_map(|id| book.get(id));
-            let threads: usize = below.map(|lease| lease.terms.scope.threads().len()).sum();
-            let most = MOST_THREADS_BELOW;
-            if threads + scope.threads().len() > most {
-                return Err(Refusal::TooManyThreadsBelow { above, most });
-            }
-            Ok(())
-        }
-        _ => Ok(()),
+/// Whether one lease more of a tenant may be below the leased control groups that this one is in.
+/// Whose the outermost of these is may have what others leave, and who else half of that: so
+/// nobody but its owner uses all up.
+fn fits_below(book: &Book, scope: &Scope, tenant: TenantId) -> Result<(), Refusal> {
+    let Some((outermost, above)) = book.above_leased(scope) else {
+        return Ok(());
+    };
+    let is_its = |lease: &Lease| lease.owner.tenant == tenant;
+    let mut leases = book.of_group(outermost).filter_map(|id| book.get(id));
+    let is_own = leases.any(is_its);
+    // What the tenant has, and the most that it may have.
+    let share = |all: usize, count: fn(&Lease) -> usize| {
+        let below = book.below(outermost).filter_map(|id| book.get(id));
+        let (own, others): (Vec<&Lease>, Vec<&Lease>) = below.partition(|lease| is_its(lease));
+        let sum = |leases: Vec<&Lease>| leases.into_iter().map(count).sum::<usize>();
+        let left = all.saturating_sub(sum(others));
+        (sum(own), if is_own { left } else { left.div_ceil(2) })
+    };
+    let (has, most) = share(MOST_BELOW, |_| 1);
+    if has >= most {
+        return Err(Refusal::TooManyBelow { above, most });
     }
+    let more = scope.threads().len();
+    let (has, most) = share(MOST_THREADS_BELOW, |lease| {
+        lease.terms.scope.threads().len()
+    });
+    if more > 0 && has + more > most {
+        return Err(Refusal::TooManyThreadsBelow { above, most });
+    }
+    Ok(())
 }
 
 /// Whether the control groups above that of a lease hold something, as far as they have
@@ -1014,7 +1026,6 @@ fn is_beyond(room: &Room, lease: &Lease, above: &Group) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::TenantId;
     use crate::policy::Tenant;
     use crate::room::JOINED;
     use crate::terms::Demand;

@@ -119,16 +119,20 @@ pub enum Refusal {
         /// A lease of the group above; `None`: it has none on this CPU.
         above: Option<LeaseId>,
     },
-    /// The groups below a control group that it is in have as many leases as they may.
+    /// The tenant has as many leases below that of a control group as it may, beside those of
+    /// others.
     TooManyBelow {
         /// A lease of the group above.
         above: LeaseId,
+        /// How many it may have.
         most: usize,
     },
-    /// So many threads have leases within that of a control group as may.
+    /// More threads of the tenant would have leases within that of a control group than may,
+    /// beside those of others.
     TooManyThreadsBelow {
         /// A lease of the group.
         above: LeaseId,
+        /// How many may.
         most: usize,
     },
     /// There is no such lease, or it has ended.

@@ -1309,29 +1309,31 @@ fn told(host: &mut Host) -> BTreeMap<LeaseId, BootTime> {
     told.collect()
 }
 
+/// A group in group 1.
+fn below(number: u64) -> Terms {
+    let group = Group {
+        id: GroupId(100 + number),
+        above: vec![GroupId(1)],
+        path: format!("/1/{number}"),
+    };
+    Terms {
+        scope: Scope::Group(group.into()),
+        ..terms(programmable(1), "0")
+    }
+}
+
 /// Each change looks at what is beside a lease below the group that has one.
 #[test]
 fn so_many_leases_are_below_a_group_and_no_more() {
     let mut host = open();
-    let below = |number: u64| Terms {
-        scope: Scope::Group(
-            Group {
-                id: GroupId(100 + number),
-                above: vec![GroupId(1)],
-                path: format!("/1/{number}"),
-            }
-            .into(),
-        ),
-        ..terms(programmable(1), "0")
-    };
     let above = host.granted(A, of_the_group(1, 1));
     let first = host.granted(A, below(0));
     (1..64).for_each(|number| {
-        host.granted(B, below(number));
+        host.granted(A, below(number));
     });
     let most = 64;
     let refused = Err(Refusal::TooManyBelow { above, most });
-    assert_eq!(host.ask(B, below(64)), refused);
+    assert_eq!(host.ask(A, below(64)), refused);
     assert_eq!(host.ask(A, of_the_group(4, 1)), refused);
     host.release(A, first);
     host.granted(A, below(65));
@@ -1475,4 +1477,35 @@ fn so_many_threads_have_parts_and_no_more() {
     let refused = Err(Refusal::TooManyThreadsBelow { above, most: 32 });
     assert_eq!(host.ask(A, threads(24, 9)), refused);
     host.granted(A, threads(24, 8));
+}
+
+/// Whose group it is may use up what there is below it. Of somebody else, who need not ask for
+/// that, others always find something left.
+#[test]
+fn nobody_uses_up_what_is_below_anothers_group() {
+    const C: u16 = 2;
+    let mut policy = open_policy();
+    policy.tenants.push(Tenant::open("c"));
+    let threads = |count: u32| Terms {
+        scope: of_part(1, &(0..count).collect::<Vec<_>>(), false),
+        ..terms(programmable(1), "0")
+    };
+    let mut host = Host::new(policy.clone());
+    let above = host.granted(A, of_the_group(1, 3));
+    let mut numbers = 0..;
+    for (tenant, most) in [(B, 32), (C, 16), (A, 16)] {
+        for number in numbers.by_ref().take(most) {
+            host.granted(tenant, below(number));
+        }
+        let refused = Err(Refusal::TooManyBelow { above, most });
+        assert_eq!(host.ask(tenant, below(1000)), refused);
+    }
+    let mut host = Host::new(policy);
+    let above = host.granted(A, of_the_group(1, 3));
+    for (tenant, most) in [(B, 16), (C, 8), (A, 8)] {
+        let too_many = u32::try_from(most + 1).expect("a few");
+        let refused = Err(Refusal::TooManyThreadsBelow { above, most });
+        assert_eq!(host.ask(tenant, threads(too_many)), refused);
+        host.granted(tenant, threads(too_many - 1));
+    }
 }
