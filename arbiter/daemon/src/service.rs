@@ -28,8 +28,8 @@ use std::sync::Arc;
 use crate::budget::Holders;
 use arbiter::Nanos;
 use arbiter_host::{
-    BootTime, Caller, Cause, Change, CpuSet, Group, HostArbiter, Lease, LeaseId, Outcome, Owner,
-    Place, Reason, Refusal, Terms, ThreadId,
+    BootTime, Caller, Cause, Change, CpuSet, Group, HeldBefore, HostArbiter, Lease, LeaseId,
+    Outcome, Owner, Place, Reason, Refusal, Terms, ThreadId,
 };
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
@@ -634,34 +634,42 @@ impl Service {
 
     /// Takes over what was held before a restart.
     pub(crate) fn restore(&mut self, leases: Vec<Stored>, next: u64, now: BootTime) {
-        let mut recalled = Vec::new();
-        for stored in leases {
+        let mut before = HeldBefore {
+            next,
+            ..HeldBefore::default()
+        };
+        let mut lost = BTreeSet::new();
+        for stored in &leases {
             if stored.tenant == WATCHDOG {
                 // It asks anew: it may be off by now.
                 self.output.write(Entry::Ended(stored.id));
                 continue;
             }
-            match convert::recalled(self.arbiter(), &stored) {
-                Some(lease) => recalled.push(lease),
+            match convert::recalled(self.arbiter(), stored) {
+                Some(lease) => before.leases.push(lease),
                 None => {
-                    let (id, label) = (stored.id, &stored.label);
-                    log::error!("lease {id} of '{label}' has ended: the host's PMUs have changed");
-                    self.output.write(Entry::Ended(id));
+                    lost.insert(LeaseId(stored.id));
+                    before.lost.extend(stored.group());
                 }
             }
         }
-        let window = self.config.claim_window;
-        for id in self.book.restore(recalled, next, window, now) {
-            log::error!(
-                "lease {} has ended: the host's counters are not those of before",
-                id.0
-            );
-            self.output.write(Entry::Ended(id.0));
-        }
-        let arbiter = self.book.arbiter();
-        self.kept.restore(arbiter.leases());
-        for lease in arbiter.leases() {
+        // Some of them may end at once, and the journal has them still.
+        self.kept.restore(before.leases.iter());
+        for lease in &before.leases {
             self.metrics.restored(lease.id, lease.holds);
+        }
+        let window = self.config.claim_window;
+        lost.extend(self.book.restore(before, window, now));
+        for stored in leases.iter().filter(|one| lost.contains(&LeaseId(one.id))) {
+            let record = trail::lost(stored, self.arbiter());
+            log::error!(
+                "lease {} of '{}': {}",
+                stored.id,
+                stored.label,
+                record["message"]
+            );
+            self.output.write(Entry::Ended(stored.id));
+            self.record(record);
         }
         self.settle();
         self.end_barred(now);

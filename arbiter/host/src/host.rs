@@ -47,6 +47,17 @@ pub enum Outcome {
     },
 }
 
+/// What is kept over a restart.
+#[derive(Clone, Debug, Default)]
+pub struct HeldBefore {
+    /// The leases.
+    pub leases: Vec<Lease>,
+    /// The control groups of which a lease was kept that cannot be any more.
+    pub lost: BTreeSet<GroupId>,
+    /// The first number that was never given.
+    pub next: u64,
+}
+
 /// The arbiter of a host.
 #[derive(Clone, Debug)]
 pub struct HostArbiter {
@@ -395,26 +406,26 @@ impl HostArbiter {
     }
 
     /// Takes over what was held before a restart. Each lease stays for `window`; its
-    /// owner has to claim it in that time. `next` is the first number that was never
-    /// given. Nothing that leases hold can be granted meanwhile. Returns those that cannot
-    /// be: the host or the policy has changed.
+    /// owner has to claim it in that time. Nothing that leases hold can be granted meanwhile.
+    /// Returns those that cannot be: the host or the policy has changed. What was taken out of
+    /// leases that are not there any more ends.
     pub fn restore(
         &mut self,
-        leases: Vec<Lease>,
-        next: u64,
+        before: HeldBefore,
         window: Nanos,
         now: BootTime,
         out: &mut Vec<Change>,
     ) -> Vec<LeaseId> {
         self.now = self.now.max(now);
         let claim_by = self.now.after(window);
-        let mut lost = Vec::new();
-        for lease in leases {
+        let (mut lost, mut lost_groups) = (Vec::new(), before.lost);
+        for lease in before.leases {
             let tenant = lease.owner.tenant;
             if self.policy.tenant(tenant).is_none()
                 || self.room.learn_sets(&lease.terms.demands).is_err()
             {
                 lost.push(lease.id);
+                lost_groups.extend(lease.terms.scope.group().map(|group| group.id));
                 continue;
             }
             self.usage.came(tenant, self.now);
@@ -422,8 +433,17 @@ impl HostArbiter {
             self.usage.changed(tenant, 0, counters, self.now);
             self.book.recall(lease, self.now, claim_by);
         }
-        self.book.skip_to(next);
+        self.book.skip_to(before.next);
         self.room.count(self.book.all().map(Lease::holding));
+        let of_groups = self.book.all().filter(|one| one.terms.scope.is_of_groups());
+        let of_groups: Vec<LeaseId> = of_groups.map(|lease| lease.id).collect();
+        // The newest first, as always: what it gives up may do for the others.
+        for id in of_groups.into_iter().rev() {
+            let lease = self.book.get(id);
+            if lease.is_some_and(|one| is_orphan(&self.book, &self.room, one, &lost_groups)) {
+                self.end(id, Cause::AboveEnded, out);
+            }
+        }
         self.go_on(out);
         lost
     }
@@ -1016,6 +1036,20 @@ fn above_hold(book: &Book, room: &Room, lease: &Lease) -> Result<(), Refusal> {
         }),
         None => Ok(()),
     }
+}
+
+/// Whether what a lease was taken out of has not come back after a restart: `lost` are groups of
+/// which a lease has not.
+fn is_orphan(book: &Book, room: &Room, lease: &Lease, lost: &BTreeSet<GroupId>) -> bool {
+    let scope = &lease.terms.scope;
+    let is_leased = |id: GroupId| book.of_group(id).next().is_some();
+    // There is no part without a whole, whatever is known of that.
+    let is_of_nothing = matches!(scope, Scope::Part(part) if !is_leased(part.of.id));
+    let mut above = scope.above();
+    is_of_nothing
+        || above.any(|id| lost.contains(&id) && !is_leased(id))
+        || lease.holds > 0
+            && (above_hold(book, room, lease).is_err() || room.is_beyond(lease.holding()))
 }
 
 /// Whether a lease below a control group holds more than that has.

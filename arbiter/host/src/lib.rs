@@ -40,7 +40,7 @@ mod usage;
 mod words;
 
 pub use cpus::{CpuSet, CpuSetError};
-pub use host::{HostArbiter, Outcome};
+pub use host::{HeldBefore, HostArbiter, Outcome};
 pub use ids::{BootTime, GroupId, HostPmu, LeaseId, Place, PmuId, TenantId, ThreadId};
 pub use lease::{Asker, Caller, Cause, Change, Departure, Lease, LeaseFacts, Owner};
 pub use policy::{HostPolicy, HostPolicyError, Minimum, Tenant};

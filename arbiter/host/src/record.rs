@@ -147,6 +147,12 @@ impl LeaseRecord {
         }
     }
 
+    /// The control group, if it is a lease of one.
+    pub fn group(&self) -> Option<GroupId> {
+        let group = self.group.as_ref().filter(|_| self.threads.is_none());
+        group.map(|group| GroupId(group.id))
+    }
+
     /// The lease, for [`HostArbiter::restore`] of `arbiter`. `None`: the host or the policy
     /// has changed so that it cannot be.
     pub fn recall(&self, arbiter: &HostArbiter) -> Option<Lease> {

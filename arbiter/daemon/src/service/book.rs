@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Caller, Cause, Change, CpuSet, HostArbiter, HostPolicy, Lease, LeaseId, Outcome,
+    BootTime, Caller, Cause, Change, CpuSet, HeldBefore, HostArbiter, HostPolicy, LeaseId, Outcome,
     Owner, Place, Refusal, TenantId, Terms, ThreadId,
 };
 use umpire_lease as wire;
@@ -164,13 +164,11 @@ impl Book {
     /// Takes over what was held before a restart. Returns what cannot be any more.
     pub(super) fn restore(
         &mut self,
-        leases: Vec<Lease>,
-        next: u64,
+        before: HeldBefore,
         window: Nanos,
         now: BootTime,
     ) -> Vec<LeaseId> {
-        self.arbiter
-            .restore(leases, next, window, now, &mut self.changes)
+        self.arbiter.restore(before, window, now, &mut self.changes)
     }
 
     /// A lease holds so many as before: what came since was not written.

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use arbiter_host::{Cause, Change, HostArbiter, LeaseId, Reason, TenantId};
+use arbiter_host::{Cause, Change, HostArbiter, LeaseId, Reason, TenantId, What};
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_LINE, MOST_LINES};
 
 use super::said::Denial;
 use crate::audit::Record;
 use crate::convert;
+use crate::journal::Stored;
 
 /// A call that was refused.
 #[derive(Clone, Copy, Debug)]
@@ -175,6 +176,33 @@ impl Causes {
         let there = arbiter.lease(id).map(|lease| lease.owner.tenant);
         there.or(self.ended.get(&id).copied())
     }
+}
+
+/// Of a lease that has not come back after a restart: what it was for is not there any more.
+pub(super) fn lost(stored: &Stored, arbiter: &HostArbiter) -> Value {
+    let mut tenants = arbiter.policy().all();
+    let (why, message) = if tenants.any(|(_, tenant)| tenant.name == stored.tenant) {
+        let message = "it has ended: the host's PMUs are not those of before the restart";
+        (Reason::NoSuchCounters, message)
+    } else {
+        let message = "it has ended: its tenant is not in the configuration any more";
+        (Reason::UnknownTenant, message)
+    };
+    let mut record = json!({
+        "event": What::Ended,
+        "why": why,
+        "lease": stored.id,
+        "tenant": stored.tenant,
+        "uid": stored.uid,
+        "pid": stored.pid,
+        "label": stored.label,
+        "cpus": stored.cpus,
+        "message": message,
+    });
+    if let Some(group) = &stored.group {
+        record["cgroup"] = group.path.as_str().into();
+    }
+    record
 }
 
 /// The name of a tenant.

@@ -1,12 +1,13 @@
 //! Who has caused what a lease is told, as the audit has it.
 
-use arbiter_host::{BootTime, CpuSet, HostArbiter};
+use arbiter_host::{BootTime, CpuSet, GroupRecord, HostArbiter};
 use serde_json::json;
 use umpire_lease::INTERFACE;
 
 use super::*;
 use crate::audit::{AuditConfig, Record};
 use crate::config::ArbiterConfig;
+use crate::journal::tests::lease;
 use crate::peer::Client;
 use crate::service::ConnectionId;
 
@@ -102,8 +103,7 @@ fn what_one_tenant_does_to_another_is_its_doing() {
     }
 }
 
-/// A user of two tenants does what it asks for in the name of the one in that one's name, also when
-/// it comes back for a lease.
+/// What a user of two tenants asks for in the name of one of them is that one's doing.
 #[test]
 fn what_a_user_of_two_tenants_does_is_the_named_ones_doing() {
     let mut service = service();
@@ -122,4 +122,71 @@ fn what_a_user_of_two_tenants_does_is_the_named_ones_doing() {
         service.gone(ConnectionId(u64::from(BOTH)), BootTime(2));
         told(&mut service);
     }
+}
+
+/// The host has no such PMU any more, or the configuration no such tenant.
+#[test]
+fn what_does_not_come_back_and_what_ends_with_it_is_in_the_audit() {
+    let in_group = |id, above: &[u64]| {
+        let group = GroupRecord {
+            id: 90 + id,
+            above: above.to_vec(),
+            path: format!("/{id}"),
+        };
+        Stored {
+            tenant: "quiet".into(),
+            uid: QUIET,
+            demands: vec![("cpu".into(), 0xf)],
+            at_least: 1,
+            cpus: "0".into(),
+            threads: None,
+            started: None,
+            group: Some(group),
+            leaving: None,
+            ..lease(id, 1)
+        }
+    };
+    let part = |id, of: u64| Stored {
+        threads: Some(vec![9]),
+        started: Some(vec![345]),
+        with_others: true,
+        group: in_group(of, &[]).group,
+        ..in_group(id, &[])
+    };
+    let leases = vec![
+        Stored {
+            demands: vec![("gone".into(), 1)],
+            ..in_group(1, &[])
+        },
+        Stored {
+            tenant: "nobody".into(),
+            ..in_group(2, &[])
+        },
+        in_group(3, &[91]),
+        part(4, 2),
+        in_group(5, &[]),
+    ];
+    let mut service = service();
+    service.restore(leases, 6, BootTime(1));
+    let records = service.output.take_records();
+    let ended = records.iter().filter(|record| record["event"] == "ended");
+    let ended: Vec<(u64, &str)> = ended
+        .map(|record| {
+            let why = record["why"].as_str().unwrap_or_default();
+            (record["lease"].as_u64().unwrap_or_default(), why)
+        })
+        .collect();
+    let right = [
+        (1, "no-such-counters"),
+        (2, "unknown-tenant"),
+        (4, "above-ended"),
+        (3, "above-ended"),
+    ];
+    assert_eq!(ended, right);
+    let left: Vec<u64> = service.arbiter().leases().map(|lease| lease.id.0).collect();
+    assert_eq!(left, [5]);
+    // So it is in the journal.
+    let left = service.all();
+    let left = left.iter().filter(|entry| matches!(entry, Entry::Lease(_)));
+    assert_eq!(left.count(), 1);
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, Nanos, PerKind};
 use arbiter_host::{
-    BootTime, Cause, Change, CpuSet, Demand, Group, GroupId, HostPolicyError, LeaseId, Outcome,
-    Refusal, Scope, Tenant, TenantId, Terms, Waits,
+    BootTime, Cause, Change, CpuSet, Demand, Group, GroupId, HeldBefore, HostPolicyError, LeaseId,
+    Outcome, Refusal, Scope, Tenant, TenantId, Terms, Waits,
 };
 
 use super::fixture::*;
@@ -656,13 +656,15 @@ fn holders_of_before_a_restart_come_back_or_lose_it() {
     let leases: Vec<_> = host.arbiter.leases().cloned().collect();
     let mut after = open();
     after.now = at_ms(1000);
-    after.arbiter.restore(
+    let before = HeldBefore {
         leases,
-        host.arbiter.next_id(),
-        Nanos(50 * MS),
-        at_ms(1000),
-        &mut after.out,
-    );
+        next: host.arbiter.next_id(),
+        ..HeldBefore::default()
+    };
+    let window = Nanos(50 * MS);
+    after
+        .arbiter
+        .restore(before, window, at_ms(1000), &mut after.out);
     assert!(matches!(
         after.ask(A, terms(programmable(1), "0")),
         Err(Refusal::Held { .. })

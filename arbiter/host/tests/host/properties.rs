@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Cause, Change, Demand, Departure, HostArbiter, HostPolicy, Lease, LeaseId, Outcome,
-    Place, Refusal, Scope, Tenant, TenantId, Terms, Waits,
+    BootTime, Cause, Change, Demand, Departure, HeldBefore, HostArbiter, HostPolicy, Lease,
+    LeaseId, Outcome, Place, Refusal, Scope, Tenant, TenantId, Terms, Waits,
 };
 use proptest::prelude::*;
 
@@ -43,7 +43,10 @@ enum Step {
     Policy {
         kept: bool,
     },
-    Restart,
+    /// Which lease does not come back, if one does not.
+    Restart {
+        lost: Option<usize>,
+    },
     Claim {
         which: usize,
     },
@@ -133,7 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u32..6, proptest::collection::vec(Just(CounterSet::first(3, 0)), 0..3))
             .prop_map(|(place, sets)| Step::Outside { place, sets }),
         1 => any::<bool>().prop_map(|kept| Step::Policy { kept }),
-        1 => Just(Step::Restart),
+        1 => proptest::option::of(0usize..8).prop_map(|lost| Step::Restart { lost }),
         2 => which().prop_map(|which| Step::Claim { which }),
         2 => (1u32..5).prop_map(|number| Step::Ends { number }),
         1 => (1u64..7).prop_map(|group| Step::Empty { group }),
@@ -176,6 +179,7 @@ fn narrow_step() -> impl Strategy<Value = Step> {
         1 => (0usize..8, 0usize..3).prop_map(|(which, keep)| Step::Release { which, keep }),
         1 => prop_oneof![Just(100u64), Just(1500)].prop_map(|ms| Step::Pass { ms }),
         1 => (1u64..7).prop_map(|group| Step::Empty { group }),
+        1 => (0usize..8).prop_map(|lost| Step::Restart { lost: Some(lost) }),
     ]
 }
 
@@ -391,9 +395,13 @@ impl World {
                     .set_policy(policy, now, out)
                     .expect("it fits");
             }
-            Step::Restart => {
+            Step::Restart { lost } => {
                 let before = &self.host.arbiter;
-                let leases: Vec<Lease> = before.leases().cloned().collect();
+                let mut leases: Vec<Lease> = before.leases().cloned().collect();
+                let lost = lost.and_then(|lost| {
+                    let which = lost.checked_rem(leases.len())?;
+                    leases.remove(which).terms.scope.group().cloned()
+                });
                 let mut after = HostArbiter::new(pmus(), before.policy().clone()).expect("it fits");
                 for ((pmu, domain), _) in &self.outside {
                     let place = Place {
@@ -404,10 +412,17 @@ impl World {
                     let sets = here.map(|(_, set)| *set).collect();
                     after.set_outside(place, sets, self.host.now, &mut Vec::new());
                 }
-                let next = before.next_id();
+                let before = HeldBefore {
+                    leases,
+                    lost: lost.iter().map(|group| group.id).collect(),
+                    next: before.next_id(),
+                };
                 let window = Nanos(300 * MS);
-                after.restore(leases, next, window, self.host.now, &mut self.host.out);
+                after.restore(before, window, self.host.now, &mut self.host.out);
                 self.host.arbiter = after;
+                if let Some(lost) = lost {
+                    self.look_below(Scope::Group(lost));
+                }
             }
             Step::Claim { which } => {
                 if let Some(lease) = self.lease(which) {
@@ -425,6 +440,15 @@ impl World {
             Step::Empty { group } => self.empty(group),
         }
         self.look();
+    }
+
+    /// Nothing is below a group that has no lease any more.
+    fn look_below(&self, group: Scope) {
+        let mut leases = self.host.arbiter.leases();
+        let is_leased = leases.any(|lease| lease.terms.scope == group);
+        let mut leases = self.host.arbiter.leases();
+        let has_below = leases.any(|lease| lease.terms.scope.is_below(&group));
+        assert!(is_leased || !has_below, "below {group:?}");
     }
 
     /// All leases that are for a thread are told that it has ended.

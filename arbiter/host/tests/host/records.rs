@@ -1,6 +1,12 @@
 //! Leases are kept over a restart as journals of before had them.
 
-use arbiter_host::{Asker, Lease, LeaseRecord, Outcome, Owner, TenantId, Terms, Waits};
+use std::collections::BTreeSet;
+
+use arbiter::CounterSet;
+use arbiter_host::{
+    Asker, Cause, Change, Demand, GroupId, HeldBefore, HostArbiter, Lease, LeaseId, LeaseRecord,
+    Outcome, Owner, Scope, TenantId, Terms, Waits,
+};
 
 use crate::fixture::*;
 
@@ -30,6 +36,14 @@ fn only(host: &Host) -> Lease {
     host.arbiter.leases().next().expect("a lease").clone()
 }
 
+fn held(lease: Lease, next: u64) -> HeldBefore {
+    HeldBefore {
+        leases: vec![lease],
+        next,
+        ..HeldBefore::default()
+    }
+}
+
 #[test]
 fn a_record_has_the_bytes_of_before() {
     let host = host();
@@ -49,7 +63,7 @@ fn a_lease_comes_back_with_what_is_kept_of_it() {
     let window = arbiter::Nanos(MS);
     let (now, out) = (after.now, &mut after.out);
     let next = before.arbiter.next_id();
-    let lost = after.arbiter.restore(vec![lease], next, window, now, out);
+    let lost = after.arbiter.restore(held(lease, next), window, now, out);
     assert_eq!(lost, []);
     assert_eq!(LeaseRecord::of(&only(&after), &after.arbiter), record);
 }
@@ -139,7 +153,7 @@ fn the_lease_of_a_group_is_its_own_after_a_restart() {
     let window = arbiter::Nanos(MS);
     let (now, out) = (after.now, &mut after.out);
     let next = before.arbiter.next_id();
-    let lost = after.arbiter.restore(vec![lease], next, window, now, out);
+    let lost = after.arbiter.restore(held(lease, next), window, now, out);
     assert_eq!(lost, []);
     after.pass(1000);
     assert_eq!(only(&after).holds, 2);
@@ -169,8 +183,85 @@ fn the_lease_of_a_group_that_was_preempted_is_its_own_after_a_restart() {
     let mut after = Host::new(open_policy());
     let (now, out) = (after.now, &mut after.out);
     let window = arbiter::Nanos(MS);
-    let lost = after.arbiter.restore(vec![kept], 9, window, now, out);
+    let lost = after.arbiter.restore(held(kept, 9), window, now, out);
     assert_eq!(lost, []);
     after.pass(1000);
     assert_eq!(after.holds(lease), Some(2));
+}
+
+/// Leases of group 1 and of one beside it, and what is below both, also what waits there.
+fn leases_in_groups() -> (Vec<Lease>, [BTreeSet<LeaseId>; 2]) {
+    let mut before = Host::new(open_policy());
+    let any = |count, of| {
+        let counters = CounterSet::first(of, 0);
+        let pmu = CORE;
+        vec![Demand { pmu, counters }; count]
+    };
+    let ask = |demands, scope| Terms {
+        scope,
+        ..terms(demands, "0")
+    };
+    let outer = before.granted(0, ask(any(2, 3), of_group(1)));
+    let more = before.granted(0, ask(any(1, 2), of_group(1)));
+    let inner: [Scope; 4] = [
+        of_group(4),
+        of_group(3),
+        of_part(1, &[7], false),
+        of_part(1, &[8], true),
+    ];
+    let inner = inner.map(|scope| before.granted(1, ask(any(1, 2), scope)));
+    let waits = before.waiting(1, ask(any(2, 2), of_part(1, &[9], true)));
+    before.granted(0, ask(any(1, 2), of_group(5)));
+    let leases = before.arbiter.leases().cloned().collect();
+    let below = [&inner[..], &[waits]].concat().into_iter().collect();
+    (leases, [[outer, more].into(), below])
+}
+
+/// A host that has two counters of what was three, and the causes why leases have ended.
+fn restored(
+    leases: Vec<Lease>,
+    lost: impl IntoIterator<Item = GroupId>,
+) -> (HostArbiter, Vec<LeaseId>, Vec<(LeaseId, Cause)>) {
+    let mut pmus = pmus();
+    pmus[0].counters = CounterSet::first(2, 0);
+    let mut after = HostArbiter::new(pmus, open_policy()).expect("the policy fits");
+    let (window, now, mut out) = (arbiter::Nanos(MS), at_ms(1), Vec::new());
+    let before = HeldBefore {
+        leases,
+        lost: lost.into_iter().collect(),
+        next: 20,
+    };
+    let lost = after.restore(before, window, now, &mut out);
+    let ended = out.into_iter().filter_map(|change| match change {
+        Change::Ended { lease, why } => Some((lease.id, why)),
+        _ => None,
+    });
+    (after, lost, ended.collect())
+}
+
+/// What was taken out of a lease that does not come back ends with it.
+#[test]
+fn what_is_below_a_group_that_does_not_come_back_ends() {
+    let (mut leases, [of_group, below]) = leases_in_groups();
+    let [outer, more] = *of_group.into_iter().collect::<Vec<_>>() else {
+        panic!("two leases");
+    };
+    let (after, lost, ended) = restored(leases.clone(), []);
+    assert_eq!(lost, [outer]);
+    // One of its two has come back, and has a counter on.
+    let why = |(_, why): &(LeaseId, Cause)| *why == Cause::AboveEnded;
+    assert!(ended.iter().all(why), "{ended:?}");
+    let left: Vec<LeaseId> = after.leases().map(|lease| lease.id).collect();
+    assert_eq!((left.len(), left[0], ended.len()), (6, more, 1), "{left:?}");
+    // None has: what it was is known, or not.
+    leases.retain(|lease| lease.id != more);
+    for is_known in [true, false] {
+        leases.retain(|lease| is_known || lease.id != outer);
+        let (after, lost, ended) = restored(leases.clone(), (!is_known).then_some(GroupId(1)));
+        assert_eq!(lost, is_known.then_some(outer).as_slice());
+        assert!(ended.iter().all(why), "{ended:?}");
+        let ended = ended.into_iter().map(|(id, _)| id);
+        assert_eq!(ended.collect::<BTreeSet<_>>(), below);
+        assert_eq!(after.leases().count(), 1);
+    }
 }
