@@ -144,6 +144,11 @@ impl Causes {
                 record.insert("asked_by_uid".to_owned(), uid.into());
             }
         }
+        // So it can be added up for whom a lease was blind.
+        if let (Some(Cause::Preempted { by }), Some(record)) = (why(change), record.as_object_mut())
+        {
+            record.insert("by_lease".to_owned(), by.0.into());
+        }
         // Who has caused what another's lease was told has it in its share of the audit.
         if let (Some(by), Some(record)) = (name_of(arbiter, by), record.as_object_mut()) {
             record.insert("by".to_owned(), by.into());
@@ -155,12 +160,7 @@ impl Causes {
     fn caused_by(&mut self, change: &Change, arbiter: &HostArbiter) -> Option<TenantId> {
         let own = self.owner_of(change.lease(), arbiter);
         let ended = matches!(change, Change::Ended { .. });
-        let why = match change {
-            Change::Holds { why, .. } | Change::Ended { why, .. } => Some(*why),
-            Change::Announced { departure, .. } => Some(departure.why),
-            _ => None,
-        };
-        let by = match why {
+        let by = match why(change) {
             Some(Cause::Preempted { by }) => self.owner_of(by, arbiter).or(self.calling),
             // What one gives back is what others get.
             _ => self.calling.or(self.left),
@@ -203,6 +203,15 @@ pub(super) fn lost(stored: &Stored, arbiter: &HostArbiter) -> Value {
         record["cgroup"] = group.path.as_str().into();
     }
     record
+}
+
+/// Why a lease holds, or will hold, what it does.
+fn why(change: &Change) -> Option<Cause> {
+    match change {
+        Change::Holds { why, .. } | Change::Ended { why, .. } => Some(*why),
+        Change::Announced { departure, .. } => Some(departure.why),
+        _ => None,
+    }
 }
 
 /// The name of a tenant.

@@ -190,3 +190,33 @@ fn what_does_not_come_back_and_what_ends_with_it_is_in_the_audit() {
     let left = left.iter().filter(|entry| matches!(entry, Entry::Lease(_)));
     assert_eq!(left.count(), 1);
 }
+
+#[test]
+fn who_comes_first_is_named_by_its_lease() {
+    let mut service = service();
+    acquire(&mut service, QUIET, false);
+    acquire(&mut service, LOUD, true);
+    service.advance(BootTime(2));
+    let records = service.output.take_records();
+    let first = records.iter().find(|record| record["tenant"] == "loud");
+    let first = first.and_then(|record| record["lease"].as_u64());
+    assert!(first.is_some(), "{records:?}");
+    let named = |event: &str| {
+        let mut of_quiet = records.iter().filter(|record| record["tenant"] == "quiet");
+        let of_it =
+            of_quiet.find(|record| record["event"] == event && record["why"] == "preempted");
+        of_it.and_then(|record| record.get("by_lease")?.as_u64())
+    };
+    for event in ["leaving", "holds"] {
+        assert_eq!(named(event), first, "{event}: {records:?}");
+    }
+    // Nobody is named where a lease was granted.
+    let granted = |record: &&Record| record["why"] == "granted";
+    assert!(
+        records
+            .iter()
+            .filter(granted)
+            .all(|record| !record.contains_key("by_lease")),
+        "{records:?}"
+    );
+}
