@@ -60,6 +60,15 @@ fn process(lease: &Lease) -> String {
     }
 }
 
+/// Whose it is, in a word. One of a control group is the group's: who asked for it has ended by now.
+fn whose(lease: &Lease) -> String {
+    match (&lease.scope, lease.uid) {
+        (LeaseScope::Cgroup, u32::MAX) => "user -".to_owned(),
+        (LeaseScope::Cgroup, uid) => format!("user {uid}"),
+        _ => format!("process {}", process(lease)),
+    }
+}
+
 fn holds(lease: &Lease) -> String {
     match lease.state {
         Standing::Waits => format!("waits for {}", lease.wants),
@@ -182,7 +191,7 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
                 name(lease),
                 lease.tenant.clone(),
                 format!("lease {}", lease.id),
-                format!("process {}", process(lease)),
+                whose(lease),
                 match lease.scope {
                     LeaseScope::Thread => "while its threads run".to_owned(),
                     LeaseScope::Cgroup => "while its control group runs".to_owned(),
@@ -267,9 +276,49 @@ pub(super) fn explained(answer: &ExplainOut, out: &mut dyn Write) -> io::Result<
 
 #[cfg(test)]
 mod tests {
-    use umpire_lease::CounterKind;
+    use umpire_lease::{CounterKind, Place};
 
     use super::*;
+
+    #[test]
+    fn a_groups_lease_is_its_users_and_not_the_process_that_asked() {
+        let lease = |id, scope, uid, label: &str| Lease {
+            id,
+            scope,
+            uid,
+            pid: if uid == u32::MAX { 0 } else { 4711 },
+            label: label.to_owned(),
+            ..Lease::default()
+        };
+        let place = Place {
+            pmu: "cpu".to_owned(),
+            cpus: "0".to_owned(),
+            leases: vec![
+                lease(1, LeaseScope::Cgroup, 1000, "slurm 12.0"),
+                lease(2, LeaseScope::Cpu, 1000, "perf"),
+                lease(3, LeaseScope::Cgroup, u32::MAX, ""),
+            ],
+            ..Place::default()
+        };
+        let answer = WhoOut {
+            places: vec![place],
+            outsiders: Vec::new(),
+        };
+        let mut out = Vec::new();
+        places(&answer, &mut out).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        for (number, words, others) in [
+            (1, ["slurm 12.0", " user 1000 "], "4711"),
+            (2, ["perf", " process 4711 "], "user"),
+            (3, ["", " user - "], "4294967295"),
+        ] {
+            let number = format!("lease {number} ");
+            let line = text.lines().find(|line| line.contains(&number));
+            let line = line.unwrap_or_else(|| panic!("{text}"));
+            assert!(words.iter().all(|word| line.contains(word)), "{line}");
+            assert!(!line.contains(others), "{line}");
+        }
+    }
 
     #[test]
     fn times_are_short() {
