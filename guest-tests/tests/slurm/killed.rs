@@ -2,11 +2,14 @@
 //! tasks, whatever else there is or is not.
 
 use std::fs;
-use std::process::Child;
+use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::cluster::{Cluster, POLICY, job_of, of_jobs, own, shared, soon, turn, until_leases};
+use super::cluster::{
+    Cluster, POLICY, job_of, of_jobs, own, said, shared, soon, turn, until_leases,
+};
+use super::whole_cpus;
 
 fn kill(pid: i32) {
     let pid = Pid::from_raw(pid).expect("a process");
@@ -55,6 +58,63 @@ fn the_lease_ends_with_the_step() {
     assert!(!job.wait().expect("it is ours").success());
     until_leases(&arbiters[0], 0);
     cluster.be_idle();
+}
+
+#[test]
+fn a_step_that_is_cancelled_while_it_waits_has_nothing() {
+    let Some(cluster) = shared("a_step_that_is_cancelled_while_it_waits_has_nothing") else {
+        return;
+    };
+    let arbiters = cluster.arbiters(POLICY);
+    // Others have the counters until after its end, or leave them when it is cancelled already.
+    for leaves in [false, true] {
+        let mut monitor = Some(arbiters[0].acquire(&whole_cpus(3, false)));
+        let wait = if leaves {
+            "--counters-wait=45"
+        } else {
+            "--counters-wait=5"
+        };
+        let task = "echo it ran; sleep 600";
+        let words = ["srun", "-w", "n1", "--counters=3", wait, "sh", "-c", task];
+        let mut job = cluster.user(&words);
+        job.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let job = job.spawn().expect("it starts");
+        let mut waits = None;
+        soon(|| {
+            let leases = arbiters[0].connect().leases().expect("it answers");
+            let found = leases
+                .into_iter()
+                .find(|lease| lease.label.starts_with("slurm "));
+            waits = Some(found.ok_or("nobody waits")?);
+            Ok(())
+        });
+        let waits = waits.expect("it was found");
+        assert_eq!((waits.holds, waits.uid), (0, 65534), "{waits:?}");
+        cluster.asked(&["scancel", &job_of(&waits.label).to_string()]);
+        if leaves {
+            drop(monitor.take());
+        }
+        // Of a step that never began, srun's status says nothing: 0 if it does not end in 4 s.
+        let (_, text) = said(&job.wait_with_output().expect("it is ours"));
+        // Who has the counters after all may begin, until Slurm comes to kill it.
+        assert!(leaves || !text.contains("it ran"), "{text}");
+        // Nothing is held, nobody waits, no group is left, and no node is drained.
+        cluster.be_idle();
+        soon(|| {
+            let leases = arbiters[0].connect().leases().expect("it answers");
+            let of_steps = leases.iter().any(|lease| lease.label.starts_with("slurm "));
+            (!of_steps)
+                .then_some(())
+                .ok_or_else(|| format!("{leases:?}"))
+        });
+        let left = super::traces::groups_of_steps();
+        assert!(left.is_empty(), "{left:?}");
+        let account = cluster.account(job_of(&waits.label));
+        assert!(account.starts_with("CANCELLED"), "{account}");
+        drop(monitor);
+    }
+    let (status, text) = cluster.said(&["srun", "-w", "n1", "--counters=3", "echo", "it ran"]);
+    assert_eq!((status, text.as_str()), (Some(0), "it ran\n"));
 }
 
 #[test]
