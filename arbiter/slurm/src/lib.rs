@@ -1,5 +1,6 @@
 //! Counters as a resource of Slurm: from what the arbiter of a node has to the lines of Slurm's
-//! files, the rule by which `--counters` becomes a GRES, and what of it a node lacks.
+//! files, the rule by which `--counters` becomes a GRES, what of it a node lacks, and what a job's
+//! counters came to.
 //!
 //! A counter is a CPU's. So a job whose CPUs are its own asks Slurm for nothing: its lease is one
 //! of its control group, on its CPUs. Where jobs share CPUs, Slurm counts counters for each node,
@@ -9,11 +10,13 @@
 //! Nothing here runs a program or opens a file. The plugin of slurmstepd is `spank/`, in C.
 #![forbid(unsafe_code)]
 
+mod account;
 mod check;
 mod plugin;
 mod rule;
 mod share;
 
+pub use account::{AccountReader, FIELDS_END, JobAccount, accounts_row, epilog};
 pub use check::{Facts, Finding, PluginLine, check, config_value};
 pub use plugin::{SlurmVersion, plugin_version};
 pub use rule::{Confined, job_submit};

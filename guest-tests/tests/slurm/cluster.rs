@@ -154,11 +154,19 @@ impl Cluster {
             fs::create_dir(folder.join(name)).expect("a folder");
         }
         open(&folder.join("out"), 0o777);
-        let rule = Command::new(umpire::path())
-            .args(["slurm", "job-submit"])
-            .output();
-        let rule = rule.expect("umpire starts").stdout;
+        let printed = |words: &[&str]| {
+            let printed = Command::new(umpire::path())
+                .arg("slurm")
+                .args(words)
+                .output();
+            printed.expect("umpire starts").stdout
+        };
+        let rule = printed(&["job-submit"]);
         fs::write(folder.join("etc/job_submit.lua"), rule).expect("a file");
+        let config = folder.join("arbiter-%n.toml").display().to_string();
+        let epilog = folder.join("etc/epilog");
+        fs::write(&epilog, printed(&["epilog", "--config", &config])).expect("a file");
+        open(&epilog, 0o755);
         let line = format!(
             "required {} socket={}/arbiter-%n library={} cpus=cores shared=shared",
             plugin().display(),
@@ -192,16 +200,22 @@ impl Cluster {
         assert_eq!(line, "ready\n", "{log}");
     }
 
-    /// An arbiter for each node, where the plugin looks for it.
+    /// An arbiter for each node, where the plugin and the epilog look for it.
     pub(crate) fn arbiters(&self, policy: &str) -> [Daemon; 2] {
         NODES.map(|node| {
             let folder = tempfile::tempdir().expect("a folder");
             let audit = folder.path().join("audit").display().to_string();
             let mut daemon = Daemon::in_folder(folder, &[], &policy.replace("AUDIT", &audit));
             daemon.begin();
-            let name = self.socket(node);
-            let _ = fs::remove_file(&name);
-            symlink(daemon.socket(), name).expect("a link");
+            let config = daemon.folder.path().join("arbiter.toml");
+            let names = [
+                self.socket(node),
+                self.folder.join(format!("arbiter-{node}.toml")),
+            ];
+            for (name, file) in names.iter().zip([daemon.socket(), config]) {
+                let _ = fs::remove_file(name);
+                symlink(file, name).expect("a link");
+            }
             daemon
         })
     }
@@ -295,6 +309,12 @@ impl Cluster {
             is_over.then_some(()).ok_or_else(|| found.clone())
         });
         found
+    }
+
+    /// What the accounts have as its AdminComment of a job, or a task of an array: `1`, `3_2`.
+    pub(crate) fn admin_comment(&self, job: &str) -> String {
+        let words = ["sacct", "-n", "-X", "-P", "-j", job, "-o", "admincomment"];
+        self.asked(&words).trim().to_owned()
     }
 
     pub(crate) fn log_of(&self, node: &str) -> String {

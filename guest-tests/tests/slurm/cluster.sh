@@ -135,6 +135,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 PlugStackConfig=$dir/etc/plugstack.conf
+Epilog=$dir/etc/epilog
 JobSubmitPlugins=lua
 GresTypes=pmc,pmcfixed
 AccountingStorageType=accounting_storage/slurmdbd

@@ -1,6 +1,7 @@
 //! Counters as a resource of Slurm, on a cluster of Debian's packages: two nodes on this machine,
 //! each with an arbiter of four programmable and two fixed-function counters.
 
+mod accounts;
 mod cluster;
 mod killed;
 mod options;

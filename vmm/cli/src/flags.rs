@@ -37,7 +37,7 @@ pub use host::{
 };
 pub use perfmon::{PartFlag, PerfmonFlags};
 pub use run::RunFlags;
-pub use slurm::{SlurmCommand, SlurmFlags, SlurmShareFlags};
+pub use slurm::{SlurmAccountFlags, SlurmCommand, SlurmFlags, SlurmShareFlags};
 pub use tools::{BudgetFlags, LifecycleFlags, LsFlags, PcrCommand, PcrFlags};
 
 /// Runs guests with a virtual PMU on hosts whose KVM has none.
@@ -485,7 +485,9 @@ fn exit_for(error: &clap::Error, command: &clap::Command, words: &[OsString]) ->
                     "bench: measure what? try: umpire bench traps, or neighbour, pcr, pmi, \
                      slowdown, switch, scale, emu in its place"
                 }
-                Some("slurm") => "slurm: do what? try: umpire slurm check, or gres, job-submit",
+                Some("slurm") => {
+                    "slurm: do what? try: umpire slurm check, or gres, job-submit, epilog"
+                }
                 _ => "no command given; try: umpire demo, umpire run --help, umpire doctor",
             }
             .to_owned(),

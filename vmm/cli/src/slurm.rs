@@ -1,6 +1,8 @@
 //! `umpire slurm`: asks the arbiter and Slurm's own commands, and prints what `umpire-slurm` makes
 //! of their answers.
 
+mod account;
+
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use umpire_arbiterd::{ArbiterConfig, hierarchies};
 use umpire_lease::{Arbiter, WhoIn, WhoOut};
 use umpire_slurm::{
-    Confined, Facts, Kept, PluginLine, Share, check, config_value, gres_lines, job_submit,
+    Confined, Facts, Kept, PluginLine, Share, check, config_value, epilog, gres_lines, job_submit,
     jobs_share, plugin_version,
 };
 
@@ -36,7 +38,7 @@ pub fn run(flags: &SlurmFlags) -> Result<ExitStatus, UserError> {
     match &flags.command {
         SlurmCommand::Gres(flags) => {
             let share = share(flags).map_err(UserError::bad_input)?;
-            print(&gres_lines(&node(flags)?, share))?;
+            print(&gres_lines(&node(flags.node.as_ref())?, share))?;
             Ok(ExitStatus::SUCCESS)
         }
         SlurmCommand::JobSubmit { unconfined } => {
@@ -49,7 +51,22 @@ pub fn run(flags: &SlurmFlags) -> Result<ExitStatus, UserError> {
             Ok(ExitStatus::SUCCESS)
         }
         SlurmCommand::Check(flags) => check_node(flags),
+        SlurmCommand::Epilog { config } => print_epilog(config),
+        SlurmCommand::Account(flags) => account::run(flags),
     }
+}
+
+fn print_epilog(config: &Path) -> Result<ExitStatus, UserError> {
+    let program = std::env::current_exe();
+    let program =
+        program.map_err(|error| UserError::bad_input(format!("this program: {error}")))?;
+    let (Some(program), Some(config)) = (program.to_str(), config.to_str()) else {
+        return Err(UserError::bad_input(
+            "a path that is not UTF-8 cannot stand in a script",
+        ));
+    };
+    print(&epilog(program, config).map_err(UserError::bad_input)?)?;
+    Ok(ExitStatus::SUCCESS)
 }
 
 fn print(text: &str) -> Result<(), UserError> {
@@ -58,9 +75,9 @@ fn print(text: &str) -> Result<(), UserError> {
 }
 
 /// Slurm's name of this node. It becomes a part of lines and paths.
-fn node(flags: &SlurmShareFlags) -> Result<String, UserError> {
+fn node(given: Option<&String>) -> Result<String, UserError> {
     let host = || fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = match &flags.node {
+    let name = match given {
         Some(name) => name.clone(),
         None => host()
             .trim()
@@ -114,10 +131,10 @@ fn share(flags: &SlurmShareFlags) -> Result<Share, String> {
     share.map_err(|error| error.to_string())
 }
 
-/// What `scontrol` prints.
-fn scontrol(words: &[&str]) -> Result<String, UserError> {
-    let wrong = |why: String| UserError::bad_input(format!("scontrol {}: {why}", words.join(" ")));
-    let mut command = Command::new("scontrol");
+/// What one of Slurm's commands prints.
+fn ask_slurm(program: &str, words: &[&str]) -> Result<String, UserError> {
+    let wrong = |why: String| UserError::bad_input(format!("{program} {}: {why}", words.join(" ")));
+    let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn();
@@ -179,10 +196,10 @@ fn library(line: &PluginLine) -> Result<(), String> {
 }
 
 fn facts(flags: &SlurmShareFlags) -> Result<Facts, UserError> {
-    let node = node(flags)?;
-    let config = scontrol(&["show", "config"])?;
-    let node_text = scontrol(&["--oneliner", "show", "node", &node])?;
-    let partitions = scontrol(&["--oneliner", "show", "partition"])?;
+    let node = node(flags.node.as_ref())?;
+    let config = ask_slurm("scontrol", &["show", "config"])?;
+    let node_text = ask_slurm("scontrol", &["--oneliner", "show", "node", &node])?;
+    let partitions = ask_slurm("scontrol", &["--oneliner", "show", "partition"])?;
     let file = config_value(&config, "SLURM_CONF").unwrap_or("/etc/slurm/slurm.conf");
     let beside = |name: &str| Path::new(file).with_file_name(name);
     let plugstack = config_value(&config, "PlugStackConfig");

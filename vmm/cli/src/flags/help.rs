@@ -348,6 +348,7 @@ nothing else of Slurm; where jobs share CPUs, Slurm counts the GRES pmc and pmcf
   umpire slurm gres --node n1 --keep 1          lines for gres.conf and slurm.conf
   umpire slurm job-submit > /etc/slurm/job_submit.lua
   umpire slurm check                            what differs on this node, a line each
+  umpire slurm epilog > /etc/slurm/umpire-epilog
 Exit status: 0; 2 if something differs, or there is no arbiter or no Slurm.";
 
 const HOG: &str = "\

@@ -6,6 +6,9 @@ use clap::{Args, Subcommand};
 
 use super::ArbiterFlag;
 
+/// Where packages put the arbiter's configuration.
+const ARBITER_FILE: &str = "/etc/umpire/arbiter.toml";
+
 /// The flags of `umpire slurm`.
 #[derive(Clone, Debug, Args)]
 pub struct SlurmFlags {
@@ -27,6 +30,28 @@ pub enum SlurmCommand {
     },
     /// Say what of this node's Slurm differs from what the arbiter and the plugin need
     Check(SlurmShareFlags),
+    /// Print the epilog of slurmd, which runs umpire slurm account at each job's end
+    Epilog {
+        /// The arbiter's configuration; %n is the node's name
+        #[arg(long, value_name = "FILE", default_value = ARBITER_FILE)]
+        config: PathBuf,
+    },
+    /// Write into a job's AdminComment what its counters came to on this node
+    Account(SlurmAccountFlags),
+}
+
+/// Which job, on which node.
+#[derive(Clone, Debug, Args)]
+pub struct SlurmAccountFlags {
+    /// The job's number (SLURM_JOB_ID)
+    #[arg(value_name = "JOB")]
+    pub job: u32,
+    /// Slurm's name of this node [default: the host's name up to its first dot]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// The arbiter's configuration, which names its audit; %n is the node's name
+    #[arg(long, value_name = "FILE", default_value = ARBITER_FILE)]
+    pub config: PathBuf,
 }
 
 /// Which node, and what of its counters is not for jobs.
