@@ -287,7 +287,7 @@ impl Service {
             more: request.more.unwrap_or(false) && !quiet,
             now,
         };
-        let tenant = call::doer(self.arbiter(), &calling, &parameters);
+        let tenant = call::doer(&self.config, self.arbiter(), &calling, &parameters);
         let tenant = tenant.filter(|_| called != Called::Foreign);
         let answered = match called {
             Called::Own(method) => {

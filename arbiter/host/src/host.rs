@@ -1008,7 +1008,7 @@ fn fits_below(book: &Book, scope: &Scope, tenant: TenantId) -> Result<(), Refusa
         let (own, others): (Vec<&Lease>, Vec<&Lease>) = below.partition(|lease| is_its(lease));
         let sum = |leases: Vec<&Lease>| leases.into_iter().map(count).sum::<usize>();
         let left = all.saturating_sub(sum(others));
-        (sum(own), if is_own { left } else { left.div_ceil(2) })
+        (sum(own), if is_own { left } else { left / 2 })
     };
     let (has, most) = share(MOST_BELOW, |_| 1);
     if has >= most {

@@ -215,13 +215,29 @@ pub(super) fn caller(
     (caller, tenants)
 }
 
+/// Of its user's tenants the first that may ask in another's place.
+fn asker(config: &ArbiterConfig, calling: &Calling<'_>) -> Option<TenantId> {
+    let may = |tenant: &&TenantId| {
+        let members = config.members.get(usize::from(tenant.0));
+        members.is_some_and(|members| members.for_others)
+    };
+    calling.tenants.iter().find(may).copied()
+}
+
 /// Whose doing a call is: of its user's tenants the one that it asks for, or the one that it
-/// speaks for.
+/// speaks for; where it asks in another's place, the one that may.
 pub(super) fn doer(
+    config: &ArbiterConfig,
     arbiter: &HostArbiter,
     calling: &Calling<'_>,
     parameters: &Value,
 ) -> Option<TenantId> {
+    if parameters
+        .pointer("/request/for_uid")
+        .is_some_and(|uid| !uid.is_null())
+    {
+        return asker(config, calling).or(calling.tenants.first().copied());
+    }
     let named = parameters
         .pointer("/request/tenant")
         .and_then(Value::as_str);
@@ -304,12 +320,7 @@ pub(super) fn owner_or_job(
         (Some(uid), Some(gid)) => (uid, gid),
         _ => return Err(Denial::wrong("for_uid and for_gid: name both, or neither")),
     };
-    let may = |tenant: &&TenantId| {
-        let members = config.members.get(usize::from(tenant.0));
-        members.is_some_and(|members| members.for_others)
-    };
-    let asks = calling.tenants.iter().find(may).copied();
-    let asks = asks.ok_or_else(|| {
+    let asks = asker(config, calling).ok_or_else(|| {
         let why = "the policy lets none of this user's tenants ask for others; the operator can \
                    allow it (for-others = true)";
         Denial::from(wire::Refusal::of(Reason::Foreign, why))

@@ -1488,6 +1488,9 @@ fn nobody_uses_up_what_is_below_anothers_group() {
     const C: u16 = 2;
     let mut policy = open_policy();
     policy.tenants.push(Tenant::open("c"));
+    let mut crowd = policy.clone();
+    let more = ["d", "e", "f", "g", "h", "i"].map(Tenant::open);
+    crowd.tenants.extend(more);
     let threads = |count: u32| Terms {
         scope: of_part(1, &(0..count).collect::<Vec<_>>(), false),
         ..terms(programmable(1), "0")
@@ -1502,6 +1505,18 @@ fn nobody_uses_up_what_is_below_anothers_group() {
         let refused = Err(Refusal::TooManyBelow { above, most });
         assert_eq!(host.ask(tenant, below(1000)), refused);
     }
+    // However many agree, one is left for the owner.
+    let mut host = Host::new(crowd);
+    let above = host.granted(A, of_the_group(1, 3));
+    let mut numbers = 0..;
+    for (tenant, most) in (1..=8).zip([32, 16, 8, 4, 2, 1, 0, 0]) {
+        for number in numbers.by_ref().take(most) {
+            host.granted(tenant, below(number));
+        }
+        let refused = Err(Refusal::TooManyBelow { above, most });
+        assert_eq!(host.ask(tenant, below(1000)), refused);
+    }
+    host.granted(A, below(1001));
     let mut host = Host::new(policy);
     let above = host.granted(A, of_the_group(1, 3));
     for (tenant, most) in [(B, 16), (C, 8), (A, 8)] {

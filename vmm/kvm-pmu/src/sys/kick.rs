@@ -92,7 +92,7 @@ fn install(signal: i32) -> Result<(), Errno> {
     let is_handled = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
     // Another copy's handler calls this one, and would itself not be called if this one came to
     // the front again.
-    let is_called = || before.get().is_some() && is_handled && takes(signal);
+    let is_called = || before.get().is_some() && is_handled && unblocked(signal, || takes(signal));
     if action.sa_sigaction == ours() || is_called() {
         return Ok(());
     }
@@ -262,6 +262,21 @@ fn is_blocked(signal: i32) -> bool {
         libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr());
         libc::sigismember(mask.as_ptr(), signal) == 1
     }
+}
+
+/// Does `what` while the calling thread does not block `signal`.
+fn unblocked<T>(signal: i32, what: impl FnOnce() -> T) -> T {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: all zeros are a valid set; the calls write to these two alone.
+    unsafe {
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), mask.as_mut_ptr());
+    }
+    let done = what();
+    // SAFETY: the mask is the one that the call above has told; no other is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), ptr::null_mut()) };
+    done
 }
 
 /// A vCPU's `kvm_run.immediate_exit`, in a mapping of its own.

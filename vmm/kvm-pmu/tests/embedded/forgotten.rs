@@ -290,6 +290,15 @@ fn handlers_call_each_other() {
     assert!(sys::is_handled_by(signal, sys::counts));
     counted();
     assert!(is_kicked() && counted() > 0);
+    // A thread that does not take the signal itself finds it, too.
+    std::thread::spawn(move || {
+        sys::block(signal);
+        install_kick_handler().unwrap();
+        KickTarget::current().kick();
+    })
+    .join()
+    .unwrap();
+    assert!(sys::is_handled_by(signal, sys::counts));
 }
 
 /// A VMM installs its handler with each vCPU, also when others run.

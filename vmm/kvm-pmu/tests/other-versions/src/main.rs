@@ -135,7 +135,14 @@ fn main() -> Result<(), Failure> {
         }
     }
     println!("{values:x?} {:?}", seen.0);
-    let [before, 0x0707_0707, after] = values[..] else {
+    is_right(&values, &seen)?;
+    both_copies_are_kicked(tsc_khz)?;
+    println!("counted and read");
+    Ok(())
+}
+
+fn is_right(values: &[u32], seen: &Seen) -> Result<(), Failure> {
+    let &[before, 0x0707_0707, after] = values else {
         return Err("a report is missing".into());
     };
     if before <= COUNT || after <= before {
@@ -144,8 +151,6 @@ fn main() -> Result<(), Failure> {
     if seen.0 != [Armed::Patch] {
         return Err("the handler was not patched".into());
     }
-    both_copies_are_kicked(tsc_khz)?;
-    println!("counted and read");
     Ok(())
 }
 
