@@ -1,6 +1,7 @@
 //! What the counters of a job came to on a node, from the audit of the arbiter there: how many it
 //! had, and how long others were blind for it. And how its AdminComment says so.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
@@ -11,18 +12,25 @@ pub const FIELDS_END: char = '\u{1f}';
 /// As whom slurmd asks for the leases of jobs.
 const ROOT: u32 = 0;
 
+/// What every record of the audit has.
+#[derive(Debug, Deserialize)]
+struct Numbered {
+    seq: u64,
+    event: String,
+}
+
 /// A record of the audit, as far as it says what a lease holds.
 #[derive(Debug, Deserialize)]
 struct AuditLine {
     seq: u64,
     time_ms: u64,
     event: String,
+    why: Option<String>,
     lease: u64,
     label: String,
     tenant: String,
     uid: u32,
     asked_by_uid: Option<u32>,
-    wants: u32,
     holds: u32,
     blind_ms: u64,
     by_lease: Option<u64>,
@@ -33,6 +41,8 @@ struct AuditLine {
 struct Loss {
     by: u64,
     count: u32,
+    /// The record that says so.
+    seq: u64,
     since_ms: u64,
     /// The lease that took them has ended, and they are not back: nobody is blind for it any more.
     is_over: bool,
@@ -51,6 +61,9 @@ struct Standing {
 pub struct AccountReader {
     label: String,
     last: u64,
+    /// Records are missing behind one of the job: before its end, or after it.
+    lacks_some: bool,
+    has_begun: bool,
     /// The job's leases that have not ended, with the time that they lacked counters.
     own: BTreeMap<u64, u64>,
     others: BTreeMap<u64, Standing>,
@@ -67,6 +80,8 @@ pub struct JobAccount {
     pub lacked_ms: u64,
     /// How long tenants were blind for it, in milliseconds.
     pub blind_ms: BTreeMap<String, u64>,
+    /// The audit lacks records of the job's time: it is that much at least.
+    pub is_incomplete: bool,
 }
 
 impl AccountReader {
@@ -76,6 +91,8 @@ impl AccountReader {
         AccountReader {
             label: format!("slurm {job}."),
             last: 0,
+            lacks_some: false,
+            has_begun: false,
             own: BTreeMap::new(),
             others: BTreeMap::new(),
             account: JobAccount::default(),
@@ -90,11 +107,19 @@ impl AccountReader {
 
     /// Reads records, the oldest first; those that were read before are passed over.
     pub fn read(&mut self, text: &str) {
-        // What is no record of what a lease holds lacks a field of it.
-        let lines = text.lines().filter(|line| line.contains("\"holds\""));
-        for line in lines.filter_map(|line| serde_json::from_str::<AuditLine>(line).ok()) {
-            if line.seq > self.last {
-                self.last = line.seq;
+        for text in text.lines() {
+            // What is not written to its end yet is no record.
+            let Ok(Numbered { seq, event }) = serde_json::from_str(text) else {
+                continue;
+            };
+            if seq <= self.last {
+                continue;
+            }
+            let is_gap = self.last > 0 && seq > self.last + 1;
+            self.lacks_some |= self.has_begun && (is_gap || event == "lost");
+            self.last = seq;
+            // What is no record of what a lease holds lacks a field of it.
+            if let Ok(line) = serde_json::from_str::<AuditLine>(text) {
                 self.note(&line);
             }
         }
@@ -109,6 +134,7 @@ impl AccountReader {
     /// What it comes to at `now_ms`, since 1970. `None`: the job had no counters here.
     #[must_use]
     pub fn finish(mut self, now_ms: u64) -> Option<JobAccount> {
+        self.account.is_incomplete |= self.lacks_some && self.goes_on();
         while let Some((&lease, _)) = self.own.first_key_value() {
             self.end(lease, now_ms);
         }
@@ -121,7 +147,14 @@ impl AccountReader {
             line.label.starts_with(&self.label) && line.asked_by_uid.unwrap_or(line.uid) == ROOT;
         if is_own {
             self.account.counters = self.account.counters.max(line.holds);
-            self.own.insert(line.lease, line.blind_ms);
+            let is_granted = line.event == "holds" && line.why.as_deref() == Some("granted");
+            let is_begin = line.event == "waits" || is_granted;
+            let is_known = self.own.contains_key(&line.lease);
+            self.account.is_incomplete |= self.lacks_some || !(is_known || is_begin);
+            self.has_begun = true;
+            // Of one that is lost at a restart the journal may have less than the audit.
+            let lacked_ms = self.own.entry(line.lease).or_default();
+            *lacked_ms = line.blind_ms.max(*lacked_ms);
         } else {
             // An arbiter without a journal gives the number of one of before to another.
             self.end(line.lease, line.time_ms);
@@ -144,10 +177,13 @@ impl AccountReader {
 
     /// What became of a lease that is not the job's.
     fn note_other(&mut self, line: &AuditLine) {
+        // Of what it had before its first record nothing is known, so that one is no loss.
+        let is_new = !self.others.contains_key(&line.lease);
+        let by_own = line.by_lease.is_some_and(|by| self.own.contains_key(&by));
+        self.account.is_incomplete |= is_new && by_own && line.event == "holds";
         let standing = self.others.entry(line.lease).or_insert_with(|| Standing {
             tenant: line.tenant.clone(),
-            // Of what it had before nothing is known: all of it, then.
-            holds: line.wants,
+            holds: line.holds,
             losses: Vec::new(),
         });
         let before = std::mem::replace(&mut standing.holds, line.holds);
@@ -159,7 +195,9 @@ impl AccountReader {
                 line.holds - before
             };
             // What those had who have ended is free first, and then what was taken last.
-            standing.losses.sort_by_key(|loss| !loss.is_over);
+            standing
+                .losses
+                .sort_by_key(|loss| (!loss.is_over, Reverse(loss.seq)));
             let mut left = Vec::new();
             for mut loss in std::mem::take(&mut standing.losses) {
                 let count = loss.count.min(back);
@@ -176,6 +214,7 @@ impl AccountReader {
             standing.losses.push(Loss {
                 by,
                 count: before - line.holds,
+                seq: line.seq,
                 since_ms: line.time_ms,
                 is_over: false,
             });
@@ -240,9 +279,12 @@ impl Display for JobAccount {
         if self.lacked_ms > 0 {
             write!(f, ", lacked for {}", seconds(self.lacked_ms))?;
         }
-        if self.blind_ms.is_empty() {
+        if self.is_incomplete {
+            f.write_str(", audit incomplete")?;
+        } else if self.blind_ms.is_empty() {
             return f.write_str(", nobody blind");
         }
+        let at_least = if self.is_incomplete { " at least" } else { "" };
         for (number, (tenant, ms)) in self.blind_ms.iter().enumerate() {
             // A tenant's name is what the site likes; the line stays one, with its parts.
             let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
@@ -250,31 +292,55 @@ impl Display for JobAccount {
                 .chars()
                 .map(|c| if is_plain(c) { c } else { '_' })
                 .collect();
-            let before = if number == 0 { ", blind: " } else { ", " };
-            write!(f, "{before}{name} {}", seconds(*ms))?;
+            if number == 0 {
+                write!(f, ", blind{at_least}: ")?;
+            } else {
+                f.write_str(", ")?;
+            }
+            write!(f, "{name} {}", seconds(*ms))?;
         }
         Ok(())
     }
 }
 
-/// Of what `sacct` printed of a job's number, JobID and AdminComment: the job's row, since for an
-/// array or a heterogeneous job others come along.
-#[must_use]
-pub fn accounts_row(text: &str, job: u32) -> Option<(String, String)> {
-    let mut rows: Vec<String> = Vec::new();
-    for line in text.lines() {
-        match rows.last_mut() {
-            // A comment of several lines.
-            Some(row) if !line.contains(FIELDS_END) => *row = format!("{row}\n{line}"),
-            _ => rows.push(line.to_owned()),
+/// A job, as the accounts have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountsRow {
+    /// The job, or the task of an array: `1`, `3_2`.
+    pub name: String,
+    /// It has one node, so nobody else writes its comment at its end.
+    pub is_alone: bool,
+    /// Its AdminComment.
+    pub comment: String,
+}
+
+impl AccountsRow {
+    /// What `sacct` is to print.
+    pub const FIELDS: &str = "jobidraw,jobid,nnodes,admincomment";
+
+    /// Of what it printed: the job's row, since for an array or a heterogeneous job others come
+    /// along.
+    #[must_use]
+    pub fn find(text: &str, job: u32) -> Option<Self> {
+        let mut rows: Vec<String> = Vec::new();
+        for line in text.lines() {
+            match rows.last_mut() {
+                // A comment of several lines.
+                Some(row) if !line.contains(FIELDS_END) => *row = format!("{row}\n{line}"),
+                _ => rows.push(line.to_owned()),
+            }
         }
+        let mut rows = rows.iter().map(|row| row.splitn(4, FIELDS_END));
+        rows.find_map(|mut fields| {
+            let number: u32 = fields.next()?.parse().ok()?;
+            let row = AccountsRow {
+                name: fields.next()?.to_owned(),
+                is_alone: fields.next()? == "1",
+                comment: fields.next()?.to_owned(),
+            };
+            (number == job).then_some(row)
+        })
     }
-    let mut rows = rows.iter().map(|row| row.splitn(3, FIELDS_END));
-    rows.find_map(|mut fields| {
-        let number: u32 = fields.next()?.parse().ok()?;
-        let row = (fields.next()?.to_owned(), fields.next()?.to_owned());
-        (number == job).then_some(row)
-    })
 }
 
 /// The epilog of slurmd, which says at a job's end what its counters came to: `program` is

@@ -6,6 +6,8 @@
 [ -n "$SLURM_JOB_ID" ] && [ -n "$SLURMD_NODENAME" ] || exit 0
 PATH=${PATH:-/usr/bin:/bin}
 export PATH
-said=$(timeout -k 1 15 '@PROGRAM@' slurm account "$SLURM_JOB_ID" --node "$SLURMD_NODENAME" \
-    --config '@CONFIG@' 2>&1 >/dev/null </dev/null) || logger -t umpire "job $SLURM_JOB_ID: $said" 2>/dev/null
+said=$(timeout -k 1 13 '@PROGRAM@' slurm account "$SLURM_JOB_ID" --node "$SLURMD_NODENAME" \
+    --config '@CONFIG@' 2>&1 >/dev/null </dev/null) ||
+    timeout -s KILL 1 logger -t umpire \
+        "job $SLURM_JOB_ID: ${said:-umpire slurm account gave no answer}" >/dev/null 2>&1 </dev/null
 exit 0

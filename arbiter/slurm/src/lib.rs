@@ -16,7 +16,7 @@ mod plugin;
 mod rule;
 mod share;
 
-pub use account::{AccountReader, FIELDS_END, JobAccount, accounts_row, epilog};
+pub use account::{AccountReader, AccountsRow, FIELDS_END, JobAccount, epilog};
 pub use check::{Facts, Finding, PluginLine, check, config_value};
 pub use plugin::{SlurmVersion, plugin_version};
 pub use rule::{Confined, job_submit};

@@ -131,8 +131,8 @@ fn share(flags: &SlurmShareFlags) -> Result<Share, String> {
     share.map_err(|error| error.to_string())
 }
 
-/// What one of Slurm's commands prints.
-fn ask_slurm(program: &str, words: &[&str]) -> Result<String, UserError> {
+/// What one of Slurm's commands prints, if it does so within `patience`.
+fn ask_slurm(program: &str, words: &[&str], patience: Duration) -> Result<String, UserError> {
     let wrong = |why: String| UserError::bad_input(format!("{program} {}: {why}", words.join(" ")));
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null());
@@ -145,14 +145,14 @@ fn ask_slurm(program: &str, words: &[&str]) -> Result<String, UserError> {
         .take()
         .ok_or_else(|| wrong("no output".to_owned()))?;
     let reader = std::thread::spawn(move || io::read_to_string(&mut out));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience;
     let status = loop {
         match child.try_wait().map_err(|error| wrong(error.to_string()))? {
             Some(status) => break status,
             None if Instant::now() >= until => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(wrong(format!("no answer within {} s", PATIENCE.as_secs())));
+                return Err(wrong(format!("no answer within {patience:.1?}")));
             }
             None => std::thread::sleep(Duration::from_millis(10)),
         }
@@ -197,9 +197,13 @@ fn library(line: &PluginLine) -> Result<(), String> {
 
 fn facts(flags: &SlurmShareFlags) -> Result<Facts, UserError> {
     let node = node(flags.node.as_ref())?;
-    let config = ask_slurm("scontrol", &["show", "config"])?;
-    let node_text = ask_slurm("scontrol", &["--oneliner", "show", "node", &node])?;
-    let partitions = ask_slurm("scontrol", &["--oneliner", "show", "partition"])?;
+    let config = ask_slurm("scontrol", &["show", "config"], PATIENCE)?;
+    let show = |words: &[&str]| {
+        let words = [&["--oneliner", "show"], words].concat();
+        ask_slurm("scontrol", &words, PATIENCE)
+    };
+    let node_text = show(&["node", &node])?;
+    let partitions = show(&["partition"])?;
     let file = config_value(&config, "SLURM_CONF").unwrap_or("/etc/slurm/slurm.conf");
     let beside = |name: &str| Path::new(file).with_file_name(name);
     let plugstack = config_value(&config, "PlugStackConfig");

@@ -1,12 +1,14 @@
 //! `umpire slurm account`: the audit's files are read, and the job's AdminComment is written.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::fs::{File, Metadata};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use umpire_arbiterd::{ArbiterConfig, AuditConfig};
-use umpire_slurm::{AccountReader, FIELDS_END, JobAccount, accounts_row};
+use umpire_slurm::{AccountReader, AccountsRow, FIELDS_END, JobAccount};
 
 use super::{ask_slurm, node, print};
 use crate::exit::{ExitStatus, UserError};
@@ -14,30 +16,39 @@ use crate::flags::SlurmAccountFlags;
 
 /// How long the arbiter has to see that nothing of a job runs any more.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
-/// How often it is tried: the accounts hear late of a job, and other nodes write, too.
-const TRIES: u32 = 5;
+/// How long it is tried, all in all: the accounts hear late of a job, and other nodes write, too.
+const TRIES_WITHIN: Duration = Duration::from_secs(10);
+/// When the last of Slurm's commands is given up: before the epilog gives up this program.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(12);
+/// By how much the controller's clock, by which a job has begun, and the node's may differ.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(600);
 
 /// `umpire slurm account`.
 pub(super) fn run(flags: &SlurmAccountFlags) -> Result<ExitStatus, UserError> {
+    let began = Instant::now();
     let node = node(flags.node.as_ref())?;
     let config = flags.config.to_string_lossy().replace("%n", &node);
     let config = ArbiterConfig::read(Path::new(&config)).map_err(UserError::bad_input)?;
     let audit = config.audit.ok_or_else(|| {
         UserError::bad_input("the arbiter writes no audit, so nobody knows what a job's counters came to; give it one (audit = \"FILE\")")
     })?;
-    let until = Instant::now() + ENDS_WITHIN;
-    let account = loop {
-        let mut reader = AccountReader::new(flags.job);
-        read_audit(&audit, &mut reader).map_err(|error| {
-            UserError::bad_input(format!("the audit {}: {error}", audit.path.display()))
-        })?;
-        if !reader.goes_on() || until <= Instant::now() {
-            break reader.finish(unix_ms());
+    let mut files = AuditFiles::new(&audit, AccountReader::new(flags.job));
+    loop {
+        let is_late = began.elapsed() >= ENDS_WITHIN;
+        match files.read() {
+            Ok(()) if is_late || !files.reader.goes_on() => break,
+            Ok(()) => {}
+            // It is renamed just now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !is_late => {}
+            Err(error) => {
+                let what = format!("the audit {}: {error}", audit.path.display());
+                return Err(UserError::bad_input(what));
+            }
         }
         std::thread::sleep(Duration::from_millis(50));
-    };
-    if let Some(account) = account {
-        write_comment(flags.job, &node, &account)?;
+    }
+    if let Some(account) = files.reader.finish(unix_ms()) {
+        write_comment(flags.job, &node, &account, began)?;
         print(&format!("{account}\n"))?;
     }
     Ok(ExitStatus::SUCCESS)
@@ -50,61 +61,153 @@ fn unix_ms() -> u64 {
     })
 }
 
-/// Reads what the audit has of the job. No more than one of its files is in memory.
-fn read_audit(audit: &AuditConfig, reader: &mut AccountReader) -> io::Result<()> {
-    // From the newest on, so that one that is renamed meanwhile is opened twice and none is missed.
-    let mut files = vec![File::open(&audit.path)?];
-    for number in 1..=audit.keep {
-        let mut name = audit.path.clone().into_os_string();
-        name.push(format!(".{number}"));
-        match File::open(PathBuf::from(name)) {
-            Ok(file) => files.push(file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    // Before its first record nothing is of the job.
-    let mut has_begun = false;
-    for mut file in files.into_iter().rev() {
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes);
-        has_begun |= reader.is_in(&text);
-        if has_begun {
-            reader.read(&text);
-        }
-    }
-    Ok(())
+/// The files of an audit that grows, as far as they were read for a job.
+struct AuditFiles<'a> {
+    audit: &'a AuditConfig,
+    reader: AccountReader,
+    /// Before its first record nothing is of the job.
+    has_begun: bool,
+    /// The newest file's device and number, and how far it was read.
+    newest: Option<((u64, u64), u64)>,
+    /// What was not written since is of no use.
+    since: Option<SystemTime>,
 }
 
-/// By the accounts, and not by the controller, which changes no job that has ended.
-fn write_comment(job: u32, node: &str, account: &JobAccount) -> Result<(), UserError> {
+impl<'a> AuditFiles<'a> {
+    fn new(audit: &'a AuditConfig, reader: AccountReader) -> Self {
+        // Newer Slurms than 22.05 say it to an epilog.
+        let begin = std::env::var("SLURM_JOB_START_TIME").ok();
+        let begin = begin.and_then(|text| text.parse().ok());
+        let begin = begin.and_then(|begin| UNIX_EPOCH.checked_add(Duration::from_secs(begin)));
+        AuditFiles {
+            audit,
+            reader,
+            has_begun: false,
+            newest: None,
+            since: begin.and_then(|begin| begin.checked_sub(CLOCKS_DIFFER)),
+        }
+    }
+
+    /// Reads what is new: in the newest file alone, as long as that is the same.
+    fn read(&mut self) -> io::Result<()> {
+        let newest = File::open(&self.audit.path)?;
+        let facts = newest.metadata()?;
+        let file = (facts.dev(), facts.ino());
+        let from = match self.newest {
+            Some((of, from)) if of == file => from,
+            // The reader passes over what it has read of the older ones.
+            _ => {
+                self.read_older()?;
+                0
+            }
+        };
+        let whole = self.read_file(newest, from)?;
+        self.newest = Some((file, from + whole));
+        Ok(())
+    }
+
+    /// No more than one file is in memory.
+    fn read_older(&mut self) -> io::Result<()> {
+        // From the newest on, so that one that is renamed meanwhile is opened twice and none is
+        // missed.
+        let mut files = Vec::new();
+        for number in 1..=self.audit.keep {
+            let mut name = self.audit.path.clone().into_os_string();
+            name.push(format!(".{number}"));
+            match File::open(PathBuf::from(name)) {
+                Ok(file) => files.push(file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for file in files.into_iter().rev() {
+            if self.is_of_use(&file.metadata()?) {
+                self.read_file(file, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_of_use(&self, facts: &Metadata) -> bool {
+        let written = facts.modified().ok();
+        let is_older = self.since.zip(written).map(|(since, at)| at < since);
+        is_older != Some(true)
+    }
+
+    /// Reads a file from there on, and says how much of that is whole lines.
+    fn read_file(&mut self, mut file: File, from: u64) -> io::Result<u64> {
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let end = bytes.iter().rposition(|byte| *byte == b'\n');
+        bytes.truncate(end.map_or(0, |end| end + 1));
+        let text = String::from_utf8_lossy(&bytes);
+        self.has_begun |= self.reader.is_in(&text);
+        if self.has_begun {
+            self.reader.read(&text);
+        }
+        Ok(bytes.len() as u64)
+    }
+}
+
+/// By the accounts, and not by the controller, which changes no job that has ended. Nobody can hold
+/// a comment, so this is best effort: nodes that write in the same moment look again.
+fn write_comment(
+    job: u32,
+    node: &str,
+    account: &JobAccount,
+    began: Instant,
+) -> Result<(), UserError> {
     let number = job.to_string();
     let delimiter = format!("--delimiter={FIELDS_END}");
-    let fields = "jobidraw,jobid,admincomment";
+    let fields = AccountsRow::FIELDS;
     let asks = ["-n", "-X", "-P", &delimiter, "-j", &number, "-o", fields];
+    let ask = |program: &str, words: &[&str]| {
+        let patience = GIVES_UP_AFTER.saturating_sub(began.elapsed());
+        ask_slurm(program, words, patience)
+    };
     let mut why = UserError::bad_input(format!("the accounts know no job {job}"));
-    for tries in 0..TRIES {
-        if tries > 0 {
-            // Nodes of one job that write at the same moment do not do so again.
-            let own = u64::from(std::process::id() % 8);
-            std::thread::sleep(Duration::from_millis(100 + 50 * own));
+    let mut is_written = false;
+    for tries in 0.. {
+        if tries > 0 && began.elapsed() >= TRIES_WITHIN {
+            break;
         }
-        let Some((name, before)) = accounts_row(&ask_slurm("sacct", &asks)?, job) else {
-            continue;
-        };
-        let comment = account.comment(&before, node);
-        let comment = comment.map_err(|why| UserError::bad_input(format!("job {job}: {why}")))?;
-        if comment == before {
-            return Ok(());
+        if let Some(row) = AccountsRow::find(&ask("sacct", &asks)?, job) {
+            let comment = account.comment(&row.comment, node);
+            let comment =
+                comment.map_err(|why| UserError::bad_input(format!("job {job}: {why}")))?;
+            let is_there = comment == row.comment;
+            if is_there && (is_written || row.is_alone) {
+                return Ok(());
+            }
+            is_written = is_there;
+            if is_there {
+                // Another node that had read before this one wrote writes now.
+                std::thread::sleep(Duration::from_secs(1));
+            } else {
+                let (which, what) = (
+                    format!("jobid={}", row.name),
+                    format!("AdminComment={comment}"),
+                );
+                let asks = ["-i", "modify", "job", "where", &which, "set", &what];
+                why = match ask("sacctmgr", &asks) {
+                    // What others have written meanwhile is looked at, too.
+                    Ok(_) => {
+                        UserError::bad_input(format!("job {job}: others write its AdminComment"))
+                    }
+                    Err(error) => error,
+                };
+            }
         }
-        let (which, what) = (format!("jobid={name}"), format!("AdminComment={comment}"));
-        let asks = ["-i", "modify", "job", "where", &which, "set", &what];
-        why = match ask_slurm("sacctmgr", &asks) {
-            // What others have written meanwhile is looked at, too.
-            Ok(_) => UserError::bad_input(format!("job {job}: others write its AdminComment")),
-            Err(error) => error,
-        };
+        std::thread::sleep(pause(node, tries));
     }
-    Err(why)
+    // It was there, and there is no time to look once more.
+    if is_written { Ok(()) } else { Err(why) }
+}
+
+/// Nodes of one job that write at the same moment do not do so again.
+fn pause(node: &str, tries: u32) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    (node, std::process::id(), tries).hash(&mut hasher);
+    Duration::from_millis(100 + hasher.finish() % 500)
 }
