@@ -69,13 +69,17 @@ fn a_step_that_is_cancelled_while_it_waits_has_nothing() {
     // Others have the counters until after its end, or leave them when it is cancelled already.
     for leaves in [false, true] {
         let mut monitor = Some(arbiters[0].acquire(&whole_cpus(3, false)));
-        let wait = if leaves {
-            "--counters-wait=45"
-        } else {
-            "--counters-wait=5"
-        };
         let task = "echo it ran; sleep 600";
-        let words = ["srun", "-w", "n1", "--counters=3", wait, "sh", "-c", task];
+        let words = [
+            "srun",
+            "-w",
+            "n1",
+            "--counters=3",
+            "--counters-wait=45",
+            "sh",
+            "-c",
+            task,
+        ];
         let mut job = cluster.user(&words);
         job.stdout(Stdio::piped()).stderr(Stdio::piped());
         let job = job.spawn().expect("it starts");
@@ -98,6 +102,7 @@ fn a_step_that_is_cancelled_while_it_waits_has_nothing() {
         let (_, text) = said(&job.wait_with_output().expect("it is ours"));
         // Who has the counters after all may begin, until Slurm comes to kill it.
         assert!(leaves || !text.contains("it ran"), "{text}");
+        drop(monitor.take());
         // Nothing is held, nobody waits, no group is left, and no node is drained.
         cluster.be_idle();
         soon(|| {
@@ -111,7 +116,6 @@ fn a_step_that_is_cancelled_while_it_waits_has_nothing() {
         assert!(left.is_empty(), "{left:?}");
         let account = cluster.account(job_of(&waits.label));
         assert!(account.starts_with("CANCELLED"), "{account}");
-        drop(monitor);
     }
     let (status, text) = cluster.said(&["srun", "-w", "n1", "--counters=3", "echo", "it ran"]);
     assert_eq!((status, text.as_str()), (Some(0), "it ran\n"));
