@@ -197,8 +197,16 @@ pub(super) fn lost(stored: &Stored, arbiter: &HostArbiter) -> Value {
         "pid": stored.pid,
         "label": stored.label,
         "cpus": stored.cpus,
+        // Who adds up what leases hold has to see that it has ended.
+        "wants": stored.demands.len(),
+        "holds": 0,
+        "blind_ms": stored.blind / 1_000_000,
         "message": message,
     });
+    if let Some((tenant, uid)) = &stored.by {
+        record["asked_by"] = tenant.as_str().into();
+        record["asked_by_uid"] = (*uid).into();
+    }
     if let Some(group) = &stored.group {
         record["cgroup"] = group.path.as_str().into();
     }

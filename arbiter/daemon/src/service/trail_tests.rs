@@ -156,6 +156,7 @@ fn what_does_not_come_back_and_what_ends_with_it_is_in_the_audit() {
     let leases = vec![
         Stored {
             demands: vec![("gone".into(), 1)],
+            by: Some(("loud".into(), LOUD)),
             ..in_group(1, &[])
         },
         Stored {
@@ -170,6 +171,19 @@ fn what_does_not_come_back_and_what_ends_with_it_is_in_the_audit() {
     service.restore(leases, 6, BootTime(1));
     let records = service.output.take_records();
     let ended = records.iter().filter(|record| record["event"] == "ended");
+    // Each says what it holds, so that who adds that up knows of its end.
+    for record in ended.clone() {
+        let is_there = |key: &&str| record.get(*key).is_some_and(Value::is_u64);
+        assert!(
+            ["wants", "holds", "blind_ms"].iter().all(is_there),
+            "{record:?}"
+        );
+    }
+    let first = ended.clone().next().expect("one has ended");
+    assert_eq!(
+        (&first["holds"], &first["asked_by_uid"]),
+        (&json!(0), &json!(LOUD))
+    );
     let ended: Vec<(u64, &str)> = ended
         .map(|record| {
             let why = record["why"].as_str().unwrap_or_default();
