@@ -266,6 +266,8 @@ fn what_asks_for_nothing_notices_nothing() {
     // What was asked for while it stood is nobody's when it goes on.
     until_leases(&arbiters[0], 0);
     arbiters[0].kill();
+    // The epilog of the last one has ended: srun says so of a job that waits for a node.
+    cluster.be_idle();
     assert_eq!(cluster.said(&plain), (Some(0), "it ran\n".to_owned()));
     let (status, text) = cluster.said(&asking);
     assert_eq!(status, Some(1), "{text}");
