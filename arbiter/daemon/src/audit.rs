@@ -45,6 +45,14 @@ pub struct AuditConfig {
     pub age_ms: Option<u64>,
 }
 
+impl AuditConfig {
+    /// The path of an older file: 1 is the newest of them.
+    #[must_use]
+    pub fn older(&self, number: u32) -> PathBuf {
+        older(&self.path, number)
+    }
+}
+
 /// The file, open.
 #[derive(Debug)]
 pub(crate) struct Trail {
@@ -89,7 +97,8 @@ pub(crate) struct Appended {
 }
 
 /// Milliseconds since 1970.
-pub(crate) fn unix_ms() -> u64 {
+#[must_use]
+pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let ms = since.map(|since| since.as_millis()).unwrap_or(0);
     u64::try_from(ms).unwrap_or(u64::MAX)

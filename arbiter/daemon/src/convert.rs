@@ -304,7 +304,7 @@ fn event_counters(
     }
 }
 
-fn ms(time: Nanos) -> u64 {
+pub(crate) fn ms(time: Nanos) -> u64 {
     time.0 / MS
 }
 

@@ -45,7 +45,7 @@ mod threads;
 mod watchdog;
 mod words;
 
-pub use audit::AuditConfig;
+pub use audit::{AuditConfig, unix_ms};
 pub use config::{ArbiterConfig, ConfigError, PmuConfig, hierarchies};
 pub use event_loop::{Arbiterd, ServeError};
 pub use own::OwnLeases;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use arbiter::Nanos;
 use arbiter_host::{Cause, Change, HostArbiter, LeaseId, Reason, TenantId, What};
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, MOST_LINE, MOST_LINES};
@@ -200,7 +201,7 @@ pub(super) fn lost(stored: &Stored, arbiter: &HostArbiter) -> Value {
         // Who adds up what leases hold has to see that it has ended.
         "wants": stored.demands.len(),
         "holds": 0,
-        "blind_ms": stored.blind / 1_000_000,
+        "blind_ms": convert::ms(Nanos(stored.blind)),
         "message": message,
     });
     if let Some((tenant, uid)) = &stored.by {

@@ -4,10 +4,10 @@ use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use umpire_arbiterd::{ArbiterConfig, AuditConfig};
+use umpire_arbiterd::{ArbiterConfig, AuditConfig, unix_ms};
 use umpire_slurm::{AccountReader, AccountsRow, FIELDS_END, JobAccount};
 
 use super::{ask_slurm, node, print};
@@ -52,13 +52,6 @@ pub(super) fn run(flags: &SlurmAccountFlags) -> Result<ExitStatus, UserError> {
         print(&format!("{account}\n"))?;
     }
     Ok(ExitStatus::SUCCESS)
-}
-
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    })
 }
 
 /// The files of an audit that grows, as far as they were read for a job.
@@ -112,9 +105,7 @@ impl<'a> AuditFiles<'a> {
         // missed.
         let mut files = Vec::new();
         for number in 1..=self.audit.keep {
-            let mut name = self.audit.path.clone().into_os_string();
-            name.push(format!(".{number}"));
-            match File::open(PathBuf::from(name)) {
+            match File::open(self.audit.older(number)) {
                 Ok(file) => files.push(file),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
