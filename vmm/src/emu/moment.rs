@@ -40,7 +40,7 @@ impl Watched {
         let memory = Memory::of(cpu);
         // It may end in front of a page that is not there.
         let most = (1..=LONGEST).rev();
-        let len = { most }.find(|len| memory.read(linear, &mut bytes[..*len]))?;
+        let len = { most }.find(|len| memory.fetch(linear, &mut bytes[..*len]))?;
         let decoded = decode(&bytes[..len], state.bits(), state.rip, factory).ok()?;
         let mut general = [0; 16];
         general.copy_from_slice(&state.r[..16]);
@@ -142,38 +142,55 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// The guest-physical pieces of linear memory, a page each at most; none if one of them
-    /// is not there.
-    fn pieces(&self, address: u64, len: usize, writes: bool) -> Option<Vec<(u64, usize)>> {
+    /// The guest-physical pieces of linear memory, a page each at most, as `find` finds them; none
+    /// if one of them is not there.
+    fn pieces(
+        address: u64,
+        len: usize,
+        find: impl Fn(u64) -> Option<u64>,
+    ) -> Option<Vec<(u64, usize)>> {
         let mut pieces = Vec::new();
         let mut done = 0;
         while done < len {
             let at = address.wrapping_add(done as u64);
             let room = usize::try_from(0x1000 - (at & 0xfff)).unwrap_or(0);
             let piece = room.min(len - done);
-            pieces.push((self.cpu.reach(at, writes)?, piece));
+            pieces.push((find(at)?, piece));
             done += piece;
         }
         Some(pieces)
+    }
+
+    /// Reads `pieces`, as many bytes as there are; false if one of them is no memory.
+    fn take(&self, pieces: Option<Vec<(u64, usize)>>, bytes: &mut [u8]) -> bool {
+        let mut rest = bytes;
+        pieces.is_some_and(|pieces| {
+            pieces.into_iter().all(|(physical, len)| {
+                let (piece, behind) = std::mem::take(&mut rest).split_at_mut(len);
+                rest = behind;
+                let memory = self.cpu.ram().memory();
+                memory.read_slice(piece, GuestAddress(physical)).is_ok()
+            })
+        })
+    }
+
+    /// Reads code of whatever ring runs. That of a program is closed to the kernel's own accesses
+    /// where CR4.SMAP is set.
+    fn fetch(&self, address: u64, bytes: &mut [u8]) -> bool {
+        let find = |at| self.cpu.locate(at).map(|(physical, _)| physical);
+        self.take(Self::pieces(address, bytes.len(), find), bytes)
     }
 }
 
 impl LinearMemory for Memory<'_> {
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
-        let Some(pieces) = self.pieces(address, bytes.len(), false) else {
-            return false;
-        };
-        let mut rest = bytes;
-        pieces.into_iter().all(|(physical, len)| {
-            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(len);
-            rest = behind;
-            let memory = self.cpu.ram().memory();
-            memory.read_slice(piece, GuestAddress(physical)).is_ok()
-        })
+        let find = |at| self.cpu.reach(at, false);
+        self.take(Self::pieces(address, bytes.len(), find), bytes)
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> bool {
-        let Some(pieces) = self.pieces(address, bytes.len(), true) else {
+        let find = |at| self.cpu.reach(at, true);
+        let Some(pieces) = Self::pieces(address, bytes.len(), find) else {
             return false;
         };
         let mut rest = bytes;
@@ -256,4 +273,41 @@ impl Moment for Stopped<'_> {
 /// The guest's TSC.
 fn tsc(cpu: &Cpu) -> u64 {
     cpu.time().wrapping_add(cpu.state().msrs.tsc_offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use emu::{Cpuid, Ram, VmExit};
+    use iced_x86::code_asm::CodeAssembler;
+
+    use super::*;
+    use crate::micro::{MicroGuest, Start, USER_CODE, assemble};
+
+    const CR4_SMAP: u64 = 1 << 21;
+
+    /// Code of a program is looked at where the kernel may not read its pages, as in every Linux.
+    #[test]
+    fn a_program_is_seen_under_smap() {
+        let code = assemble(USER_CODE, CodeAssembler::nop).expect("code");
+        let guest = MicroGuest::new()
+            .code(USER_CODE, code)
+            .start(Start::at(USER_CODE, 3));
+        for smap in [0, CR4_SMAP] {
+            let (memory, states) = guest.emulated().expect("memory");
+            let mut state = states.into_iter().next().expect("a vCPU");
+            state.cr4 |= smap;
+            let mut cpu = Cpu::new(Ram::new(memory).expect("memory"), Cpuid::implemented());
+            cpu.set_state(state);
+            let mut factory = InstructionInfoFactory::new();
+            let mut watched = Watched::next(&cpu, &mut factory).expect("an instruction");
+            assert_eq!(cpu.run(1), VmExit::Budget);
+            watched.retired(cpu.state().rip);
+            let seen = watched.sampled();
+            let Some(SampledInstruction::Executed { at, did }) = seen else {
+                panic!("{seen:?}");
+            };
+            assert_eq!(at.rip, USER_CODE);
+            assert_eq!((did.loads, did.stores), (0, 0));
+        }
+    }
 }
