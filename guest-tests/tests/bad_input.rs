@@ -402,7 +402,6 @@ fn options_and_files() {
     }
 }
 
-/// Where nobody reads standard error, the status still tells.
 /// Two profiles, of which one is none, or is damaged from its beginning on.
 #[test]
 fn profiles_that_cannot_be_compared() {
@@ -493,6 +492,7 @@ fn profiles_that_are_not_whole() {
     }
 }
 
+/// Where nobody reads standard error, the status still tells.
 #[test]
 fn nobody_reads_the_error() {
     let (reader, writer) = std::io::pipe().expect("a pipe");

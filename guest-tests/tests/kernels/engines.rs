@@ -12,6 +12,7 @@ use guest_tests::kernel::{Kernel, Protocol, Pty, exit, print, spin_forever};
 use guest_tests::umpire;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, esp};
+use serde_json::Value;
 
 /// What `umpire run` is told besides kernel and engine.
 const FLAGS: [&str; 4] = ["--memory", "32", "--timeout", "30"];
@@ -96,6 +97,32 @@ fn without_kvm_the_processor_in_software_runs_the_guest() {
         assert!(told.contains("/dev/kvm"), "{told}");
         assert_eq!(output.stdout, b"");
     }
+}
+
+/// No engine is named, and one row of the demo needs this one.
+#[test]
+fn without_kvm_the_demo_counts_instructions() {
+    const NAME: &str = "without_kvm_the_demo_counts_instructions";
+    let output = match without_kvm(&umpire::path(), &["demo", "-j"]) {
+        Ok(output) => output,
+        Err(why) => {
+            println!("skipped: {NAME}: no /dev/kvm is not possible here: {why}");
+            return;
+        }
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let demo: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(demo["engine"], "emu", "{demo}");
+    let why = demo["because"].as_str().unwrap_or_default();
+    assert!(why.contains("there is no /dev/kvm"), "{demo}");
+    let counters = demo["counters"].as_array().expect("counters");
+    let row = counters.iter().find(|row| row["event"] == "instructions");
+    let row = row.expect("a row of instructions");
+    assert_eq!(row["provenance"], "exact", "{row}");
+    // A loop of five million, and some around it.
+    let counted = row["counted"].as_u64().expect("a count");
+    assert!((5_000_000..5_001_000).contains(&counted), "{row}");
 }
 
 /// Nothing can ever wake it: no timer runs, interrupts are off, and nobody types.
