@@ -80,7 +80,7 @@ pub(super) const AMD_CORE: Case = Case {
     spare: true,
 };
 
-const INTEL_V2: Case = Case {
+pub(super) const INTEL_V2: Case = Case {
     flags: &["--cpu-vendor", "intel", "--pmu", "intel-v2"],
     counters: [4, 3],
     select: 0x186,

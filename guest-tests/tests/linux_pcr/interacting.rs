@@ -241,7 +241,7 @@ fn linux_6_12_never_counts_wrong_either() {
 }
 
 /// Debian's newer kernel, with fixed-function counters, and without an interrupt for notices.
-fn linux_6_12(engine: Engine) {
+pub(super) fn linux_6_12(engine: Engine) {
     let status = |cpu: u32| format!("msr {cpu} {:#x}", MSR_BASE + MSR_STATUS);
     let statuses = format!("{}; {}", status(0), status(1));
     let script = Script::default()
