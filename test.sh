@@ -615,9 +615,11 @@ beside_of_linux="linux_arbiter linux_test_vmm perf_contract linux_record msr cou
 # access, and the suites that start no Linux and wait for nobody.
 quick_modules="golden events bad_input house docs pcr_lines"
 quick_guests="amd intel overflow rdpmc vcpus pcr::reserve pcr::a_rogue"
-# What takes longer than all other tests of its crate: walks through every state.
+# What takes longer than all other tests of its crate: walks through every state, and a build of
+# another workspace.
 quick_skips=(unit::model::every_state_under_an_administrator_is_sound
-    unit::model::every_state_of_the_interacting_scheme_is_sound)
+    unit::model::every_state_of_the_interacting_scheme_is_sound
+    other_versions::a_vmm_with_other_versions_compiles_and_runs)
 # Of random inputs, where a test has not its own number: a quarter of what proptest plays.
 quick_cases=64
 
