@@ -570,8 +570,10 @@ fn written_or_not(insn: &Instruction, case: &Case, happened: &Happened) -> Range
 }
 
 /// Bits of a register that are compared. A string instruction with addresses of 32 bits clears the
-/// upper halves of its registers on Intel's processors also where its first element faults.
-fn compared(insn: &Instruction, number: usize, happened: &Happened) -> u64 {
+/// upper halves of its registers on Intel's processors also where its first element faults; and where
+/// nothing is to be repeated those of RCX, and of the pointers of MOVS and STOS.
+fn compared(insn: &Instruction, number: usize, case: &Case, happened: &Happened) -> u64 {
+    use Mnemonic as M;
     let narrow = insn.is_string_instruction()
         && insn.op_kinds().any(|kind| {
             matches!(
@@ -579,10 +581,20 @@ fn compared(insn: &Instruction, number: usize, happened: &Happened) -> u64 {
                 OpKind::MemorySegESI | OpKind::MemorySegEDI | OpKind::MemoryESEDI
             )
         });
-    match happened {
-        Happened::Fault(..) if narrow && matches!(number, 1 | 6 | 7) => 0xffff_ffff,
-        _ => u64::MAX,
+    if !narrow {
+        return u64::MAX;
     }
+    let repeats = insn.has_rep_prefix() || insn.has_repne_prefix();
+    let either = match happened {
+        Happened::Fault(..) => matches!(number, 1 | 6 | 7),
+        _ if !repeats || case.registers[1] as u32 != 0 => false,
+        _ => match insn.mnemonic() {
+            M::Movsb | M::Movsw | M::Movsd | M::Movsq => matches!(number, 1 | 6 | 7),
+            M::Stosb | M::Stosw | M::Stosd | M::Stosq => matches!(number, 1 | 7),
+            _ => number == 1,
+        },
+    };
+    if either { 0xffff_ffff } else { u64::MAX }
 }
 
 /// Whether processors differ about the registers' order: AMD's have gone over to MMX also where
@@ -708,7 +720,7 @@ fn differ(
     }
     for number in 0..16 {
         let value = if number == 4 { rsp } else { state.r[number] };
-        let bits = compared(insn, number, happened);
+        let bits = compared(insn, number, case, happened);
         if (value ^ native.registers[number]) & bits != 0 {
             let native = native.registers[number];
             return Some(format!("register {number}: {value:#x}, not {native:#x}"));

@@ -395,6 +395,26 @@ fn code_that_rewrites_itself() {
 }
 
 #[test]
+fn a_frame_that_ends_on_a_page_of_code_is_made_once() {
+    // ENTER 0x200,3; HLT. The page below the stack is that of the code once more, so the last write
+    // of the new frame is looked at there, behind its words.
+    let mut guest = guest(0, &[0xc8, 0x00, 0x02, 3, 0xf4]);
+    guest.map(DATA - 0x1000, PAGES, PRESENT | WRITABLE);
+    // The first word that is copied lies where the new frame's own address goes in the end.
+    let old = 0x1122_3344_5566_7788;
+    guest.write(PAGES + 0x1000 + 0xe0, old);
+    change(&mut guest, |state| {
+        state.r[4] = DATA + 0x100;
+        state.r[5] = DATA + 0xe8;
+    });
+    assert_eq!(guest.cpu.run(10), VmExit::Halted);
+    assert_eq!(guest.cpu.state().r[5], DATA + 0xf8);
+    assert_eq!(guest.cpu.state().r[4], DATA + 0xe0 - 0x200);
+    let words = [0xf8, 0xf0, 0xe0].map(|at| guest.word(PAGES + 0x1000 + at));
+    assert_eq!(words, [DATA + 0xe8, old, DATA + 0xf8]);
+}
+
+#[test]
 fn repeated_strings_count_once() {
     // REP STOSQ over three pages; HLT.
     let mut guest = guest(0, &[0xf3, 0x48, 0xab, 0xf4]);

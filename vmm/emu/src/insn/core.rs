@@ -29,8 +29,8 @@ pub(crate) enum Trap {
     Fault,
     /// A part of it is done (REP): it is to be executed again.
     Again,
-    /// It is to be executed alone, and has changed nothing: it would write to a page with code, or
-    /// reaches to the end of CS.
+    /// It is to be executed alone, and has changed nothing that it reads: it would write to a page
+    /// with code, or could find so too late, or reaches to the end of CS.
     CodeWrite,
     /// It needs `Core::stop` answered, and has changed nothing.
     Stop,

@@ -452,6 +452,11 @@ fn enter(core: &mut Core, insn: &Instruction) -> Exec {
     };
     let room = i64::from(insn.immediate16());
     let depth = u32::from(insn.immediate8_2nd() & 31);
+    if depth > 1 && !core.alone {
+        // What is copied is read behind stores, which may be to it: a page of code that one of the
+        // later ones meets must not have all of it done again.
+        return Err(Trap::CodeWrite);
+    }
     let frame = core.state.r[5];
     below(core, width / 8, width, frame)?;
     let base = stack_at(core, -i64::from(width / 8));
