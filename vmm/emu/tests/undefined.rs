@@ -320,3 +320,19 @@ fn every_undefined_flag_has_a_rule() {
     }
     assert!(without.is_empty(), "{without:?}");
 }
+
+#[test]
+fn strings_that_repeat_nothing_change_nothing() {
+    // REP STOSB, REP MOVSB, REP SCASB [EDI], by addresses of 32 bits: Intel's processors clear upper
+    // halves, AMD's do not, and the manuals (SDM vol. 2B, REP) say nothing of it.
+    for code in [[0x67, 0xf3, 0xaa], [0x67, 0xf3, 0xa4], [0x67, 0xf3, 0xae]] {
+        let registers = [1_u64 << 40, 2 << 40 | 6, 3 << 40 | 7];
+        let mut guest = guest(3, &code);
+        change(&mut guest, |state| {
+            [state.r[1], state.r[6], state.r[7]] = registers;
+        });
+        assert_eq!(guest.one(), Happened::Retired);
+        let state = guest.cpu.state();
+        assert_eq!([state.r[1], state.r[6], state.r[7]], registers);
+    }
+}

@@ -30,9 +30,10 @@ pub(crate) enum Trap {
     /// A part of it is done (REP): it is to be executed again.
     Again,
     /// It is to be executed alone, and has changed nothing that it reads: it would write to a page
-    /// with code, or could find so too late, or reaches to the end of CS.
+    /// with code, or could find out too late that it does, or reaches to the end of CS.
     CodeWrite,
-    /// It needs `Core::stop` answered, and has changed nothing.
+    /// It needs `Core::stop` answered, and has changed nothing that it reads: but for an ENTER whose
+    /// frames overlap and of whose words some are a device's.
     Stop,
 }
 
