@@ -19,7 +19,7 @@ use std::thread::Builder;
 use crate::budget::{Follows, Handed};
 use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, Reason};
 use rustix::event::epoll::EventFlags;
-use umpire_lease::{EventReply, EventRequest};
+use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_service::{
     Accepted, Access, ClientSocket, Closer, Kind, Listener, Poll, SocketError, Wording, send_packet,
 };
@@ -368,17 +368,15 @@ impl Broker {
         let Some(holder) = self.holders.get(&id) else {
             return Ok(());
         };
-        let says = Says {
-            service,
-            client: &holder.client,
-        };
+        let client = &holder.client;
         let Ok(request) = serde_json::from_slice::<EventRequest>(request) else {
             let why = "this is no request for an event: one JSON object with lease and counter";
-            return Err(says.no(Reason::WrongRequest, why));
+            return Err(Says::new(service, client, None).no(Reason::WrongRequest, why));
         };
+        let says = Says::new(service, client, Some(LeaseId(request.lease)));
         // Among those that are alike the last is in use.
         self.number += 1;
-        let allowed = service.allow(&holder.client, &request, &mut self.looks)?;
+        let allowed = service.allow(client, &request, &mut self.looks)?;
         let mut asked = self.asked(id, allowed, request, says, now)?;
         let uid = asked.client.uid;
         asked.name = asked.name.take().filter(|name| self.can_keep(uid, name));
@@ -526,17 +524,19 @@ impl Broker {
             go_on.extend(waits.then_some(connection));
             while let Some(next) = self.opens.next_of(uid) {
                 let (connection, client) = (next.connection, next.client.clone());
+                let lease = Some(next.allowed.lease);
                 if let Err(why) = self.opens.begin(next, now) {
-                    let client = &client;
-                    self.tell(connection, *Says { service, client }.not_opened(&why));
+                    let says = Says::new(service, &client, lease);
+                    self.tell(connection, *says.not_opened(&why));
                     go_on.push(connection);
                 }
             }
         }
-        for (connection, why) in self.opens.overdue(now) {
+        for (connection, lease, why) in self.opens.overdue(now) {
             let client = self.holders.get(&connection).map(|one| one.client.clone());
             if let Some(client) = &client {
-                self.tell(connection, *Says { service, client }.not_opened(why));
+                let says = Says::new(service, client, Some(lease));
+                self.tell(connection, *says.not_opened(why));
             }
             go_on.push(connection);
         }
@@ -598,7 +598,7 @@ impl Broker {
         service: &Service,
     ) -> Result<OpenEvent, Box<NoEvent>> {
         let client = &asked.client;
-        let says = Says { service, client };
+        let says = Says::new(service, client, Some(asked.allowed.lease));
         let new = event.map_err(|why| says.not_opened(&why))?;
         // The lease may have gone meanwhile, or the number have become another thread's. It was
         // charged for the same look when it asked; nobody is for this one.
@@ -802,12 +802,23 @@ fn has_left_group(open: &OpenEvent, groups: &LateTree) -> bool {
 struct Says<'a> {
     service: &'a Service,
     client: &'a Client,
+    /// The lease that the request named.
+    lease: Option<LeaseId>,
 }
 
-impl Says<'_> {
+impl<'a> Says<'a> {
+    fn new(service: &'a Service, client: &'a Client, lease: Option<LeaseId>) -> Self {
+        Says {
+            service,
+            client,
+            lease,
+        }
+    }
+
     fn no(self, reason: Reason, why: &str) -> Box<NoEvent> {
-        let config = self.service.config();
-        Box::new(NoEvent::of_host(config, self.client, reason, why))
+        let rules = (self.service.config(), self.service.arbiter());
+        let refusal = Refusal::of(reason, why);
+        Box::new(NoEvent::of_host(rules, self.client, self.lease, refusal))
     }
 
     /// The kernel does not open it.

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::{Errno, Follows, Handed, NotMeasured};
-use arbiter_host::Group;
+use arbiter_host::{Group, LeaseId};
 use umpire_lease::EventRequest;
 
 use super::{inherited, manager};
@@ -54,6 +54,7 @@ struct Busy {
     /// Its connection waits for it.
     waits: bool,
     connection: u64,
+    lease: LeaseId,
     since: u64,
     /// What the service manager keeps it under.
     name: Option<String>,
@@ -135,7 +136,7 @@ impl Opens {
         let failed = |error| format!("there is no thread for it: {error}");
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, opens) = (self.sends.clone(), self.opens);
-        let (uid, connection) = (asked.client.uid, asked.connection);
+        let (uid, connection, lease) = (asked.client.uid, asked.connection, asked.allowed.lease);
         let (name, root) = (asked.name.clone(), self.root.clone());
         let body = move || {
             let opened = open_new(&asked, opens, &root);
@@ -152,6 +153,7 @@ impl Opens {
         let busy = Busy {
             waits: true,
             connection,
+            lease,
             since: now,
             name,
         };
@@ -184,7 +186,7 @@ impl Opens {
     }
 
     /// The connections of those that have waited for too long, and what they are told.
-    pub(super) fn overdue(&mut self, now: u64) -> Vec<(u64, &'static str)> {
+    pub(super) fn overdue(&mut self, now: u64) -> Vec<(u64, LeaseId, &'static str)> {
         let mut overdue = Vec::new();
         for (uid, busy) in &mut self.busy {
             if !busy.waits || busy.since.saturating_add(OPENS) > now {
@@ -193,10 +195,11 @@ impl Opens {
             busy.waits = false;
             overdue.push((
                 busy.connection,
+                busy.lease,
                 "the process of the thread is being replaced; try again",
             ));
             let own = self.behind.iter().filter(|one| one.client.uid == *uid);
-            overdue.extend(own.map(|one| (one.connection, STILL)));
+            overdue.extend(own.map(|one| (one.connection, one.allowed.lease, STILL)));
             self.behind.retain(|one| one.client.uid != *uid);
         }
         overdue

@@ -72,8 +72,8 @@ fn a_slow_kernel_costs_its_user_alone() {
     assert_eq!(opens.due(), Some(100 * MS));
     assert_eq!(opens.overdue(99 * MS), []);
     let told = opens.overdue(100 * MS);
-    assert_eq!(told.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
-    assert!(told[0].1.contains("being replaced") && told[1].1.contains("being opened still"));
+    assert_eq!(told.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [1, 2]);
+    assert!(told[0].2.contains("being replaced") && told[1].2.contains("being opened still"));
     assert_eq!((opens.due(), opens.overdue(u64::MAX)), (None, vec![]));
     let still = opens.begin(asked(7, 2), 101 * MS);
     assert!(still.is_err_and(|why| why.contains("try again")));

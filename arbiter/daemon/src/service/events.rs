@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use umpire_lease::{self as wire, EventRequest};
 
 use super::barred::Taken;
+use super::call::caller;
 use super::said::Denial;
 use super::trail::name_of;
 use crate::config::ArbiterConfig;
@@ -67,19 +68,19 @@ pub(crate) struct NoEvent {
 }
 
 impl NoEvent {
-    /// The host says no.
+    /// The host says no to a request that named `lease`.
     pub(crate) fn of_host(
-        config: &ArbiterConfig,
+        (config, arbiter): (&ArbiterConfig, &HostArbiter),
         client: &Client,
-        reason: Reason,
-        message: &str,
+        lease: Option<LeaseId>,
+        refusal: wire::Refusal,
     ) -> Self {
-        let (tenants, _) = config.tenants_of(client);
+        let (caller, tenants) = caller(config, arbiter, client, lease);
         NoEvent {
-            tenant: tenants.first().copied(),
+            tenant: tenants.contains(&caller.tenant).then_some(caller.tenant),
             uid: client.uid,
             pid: client.pid,
-            refusal: wire::Refusal::of(reason, message),
+            refusal,
         }
     }
 }

@@ -24,12 +24,12 @@ pub(super) struct Refused<'a> {
     pub(super) message: Option<&'a str>,
 }
 
-/// Refusals of this second, by user and reason: each is in the audit once, and then how many
-/// more there were. Who is refused over and over cannot fill it.
+/// Refusals of this second, by user, tenant and reason: each is in the audit once, and then how
+/// many more there were. Who is refused over and over cannot fill it.
 #[derive(Debug, Default)]
 pub(super) struct Denials {
     second: u64,
-    counts: BTreeMap<(u32, String), (Option<TenantId>, u64)>,
+    counts: BTreeMap<(u32, Option<TenantId>, String), u64>,
 }
 
 impl Denials {
@@ -40,8 +40,8 @@ impl Denials {
         if self.second != second {
             let before = std::mem::take(&mut self.counts);
             self.second = second;
-            let before = before.into_iter().filter(|(_, (_, more))| *more > 0);
-            records.extend(before.map(|((uid, why), (tenant, more))| {
+            let before = before.into_iter().filter(|(_, more)| *more > 0);
+            records.extend(before.map(|((uid, tenant, why), more)| {
                 json!({
                     "event": "refused-more",
                     "why": why,
@@ -51,10 +51,11 @@ impl Denials {
                 })
             }));
         }
-        match self.counts.entry((refused.uid, refused.reason.to_string())) {
-            Entry::Occupied(mut more) => more.get_mut().1 += 1,
+        let which = (refused.uid, refused.tenant, refused.reason.to_string());
+        match self.counts.entry(which) {
+            Entry::Occupied(mut more) => *more.get_mut() += 1,
             Entry::Vacant(first) => {
-                first.insert((refused.tenant, 0));
+                first.insert(0);
                 records.push(json!({
                     "event": "refused",
                     "method": refused.method,

@@ -124,6 +124,58 @@ fn what_a_user_of_two_tenants_does_is_the_named_ones_doing() {
     }
 }
 
+/// A refusal is in the audit as that of the tenant for which it was asked, and it is the same
+/// however many others there were in that second.
+#[test]
+fn a_refusal_is_that_of_the_tenant_that_was_named() {
+    let mut service = service();
+    acquire(&mut service, QUIET, true);
+    told(&mut service);
+    let request = |tenant: Option<&str>| {
+        let counters = json!([{ "count": 4 }]);
+        json!({ "request": { "counters": counters, "cpus": "0", "tenant": tenant } })
+    };
+    let client = Client {
+        pid: 40 + BOTH,
+        uid: BOTH,
+        ..Client::default()
+    };
+    let mut refused = |tenant| {
+        let method = format!("{INTERFACE}.Acquire");
+        let call = Request::create(method, Some(request(tenant)));
+        service.call(ConnectionId(u64::from(BOTH)), &client, &call, BootTime(1));
+        told(&mut service)
+    };
+    let of = |tenant: &str| vec![("refused".to_owned(), tenant.to_owned(), None)];
+    for (named, tenant) in [(Some("loud"), "loud"), (Some("quiet"), "quiet")] {
+        assert_eq!(refused(named), of(tenant));
+        // Each once a second.
+        assert_eq!(refused(named), []);
+    }
+    assert_eq!(refused(None), [], "it is the first tenant's");
+}
+
+/// An event that the kernel does not open is refused to the tenant of its lease.
+#[test]
+fn a_refused_event_is_that_of_the_tenant_of_its_lease() {
+    let mut service = service();
+    acquire_for(&mut service, BOTH, true, Some("loud"));
+    let lease = service.arbiter().leases().next().expect("it is granted").id;
+    let client = Client {
+        uid: BOTH,
+        ..Client::default()
+    };
+    for (lease, tenant) in [(Some(lease), "loud"), (None, "quiet")] {
+        let rules = (service.config(), service.arbiter());
+        let refusal = umpire_lease::Refusal::of(Reason::NotOpened, "no");
+        let no = events::NoEvent::of_host(rules, &client, lease, refusal);
+        service.hear(Told::Denied(no));
+        let told = told(&mut service);
+        let (event, of, _) = told.last().expect("it is told");
+        assert_eq!((event.as_str(), of.as_str()), ("refused", tenant));
+    }
+}
+
 /// The host has no such PMU any more, or the configuration no such tenant.
 #[test]
 fn what_does_not_come_back_and_what_ends_with_it_is_in_the_audit() {
