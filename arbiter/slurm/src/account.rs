@@ -12,7 +12,7 @@ pub const FIELDS_END: char = '\u{1f}';
 /// As whom slurmd asks for the leases of jobs.
 const ROOT: u32 = 0;
 
-/// What every record of the audit has.
+/// What every record of the audit has, whatever it says.
 #[derive(Debug, Deserialize)]
 struct Numbered {
     seq: u64,
@@ -108,21 +108,27 @@ impl AccountReader {
     /// Reads records, the oldest first; those that were read before are passed over.
     pub fn read(&mut self, text: &str) {
         for text in text.lines() {
-            // What is not written to its end yet is no record.
-            let Ok(Numbered { seq, event }) = serde_json::from_str(text) else {
-                continue;
-            };
-            if seq <= self.last {
-                continue;
+            // Most records say what a lease holds; another lacks a field of that.
+            if let Ok(line) = serde_json::from_str::<AuditLine>(text) {
+                if self.advance(line.seq, &line.event) {
+                    self.note(&line);
+                }
+            } else if let Ok(other) = serde_json::from_str::<Numbered>(text) {
+                self.advance(other.seq, &other.event);
             }
+            // What is not written to its end yet is no record.
+        }
+    }
+
+    /// Whether a record is new; if so, whether it is the next one is noted.
+    fn advance(&mut self, seq: u64, event: &str) -> bool {
+        let is_new = seq > self.last;
+        if is_new {
             let is_gap = self.last > 0 && seq > self.last + 1;
             self.lacks_some |= self.has_begun && (is_gap || event == "lost");
             self.last = seq;
-            // What is no record of what a lease holds lacks a field of it.
-            if let Ok(line) = serde_json::from_str::<AuditLine>(text) {
-                self.note(&line);
-            }
         }
+        is_new
     }
 
     /// Whether a lease of the job has not ended by what was read.

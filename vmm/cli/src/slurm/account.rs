@@ -32,7 +32,10 @@ pub(super) fn run(flags: &SlurmAccountFlags) -> Result<ExitStatus, UserError> {
     let audit = config.audit.ok_or_else(|| {
         UserError::bad_input("the arbiter writes no audit, so nobody knows what a job's counters came to; give it one (audit = \"FILE\")")
     })?;
-    let mut files = AuditFiles::new(&audit, AccountReader::new(flags.job));
+    // Slurm 22.05 does not say it to an epilog, newer ones do.
+    let begin = std::env::var("SLURM_JOB_START_TIME").ok();
+    let begin = begin.and_then(|text| text.parse().ok());
+    let mut files = AuditFiles::new(&audit, AccountReader::new(flags.job), begin);
     loop {
         let is_late = began.elapsed() >= ENDS_WITHIN;
         match files.read() {
@@ -48,7 +51,7 @@ pub(super) fn run(flags: &SlurmAccountFlags) -> Result<ExitStatus, UserError> {
         std::thread::sleep(Duration::from_millis(50));
     }
     if let Some(account) = files.reader.finish(unix_ms()) {
-        write_comment(flags.job, &node, &account, began)?;
+        write_comment(&mut OfCluster(began), flags.job, &node, &account)?;
         print(&format!("{account}\n"))?;
     }
     Ok(ExitStatus::SUCCESS)
@@ -67,10 +70,8 @@ struct AuditFiles<'a> {
 }
 
 impl<'a> AuditFiles<'a> {
-    fn new(audit: &'a AuditConfig, reader: AccountReader) -> Self {
-        // Newer Slurms than 22.05 say it to an epilog.
-        let begin = std::env::var("SLURM_JOB_START_TIME").ok();
-        let begin = begin.and_then(|text| text.parse().ok());
+    /// `begin`: when the job did, in seconds since 1970, if that is known.
+    fn new(audit: &'a AuditConfig, reader: AccountReader, begin: Option<u64>) -> Self {
         let begin = begin.and_then(|begin| UNIX_EPOCH.checked_add(Duration::from_secs(begin)));
         AuditFiles {
             audit,
@@ -141,29 +142,57 @@ impl<'a> AuditFiles<'a> {
     }
 }
 
+/// Slurm's accounts, and the time in which they are written.
+trait Accounts {
+    /// What one of Slurm's commands prints.
+    fn ask(&mut self, program: &str, words: &[&str]) -> Result<String, UserError>;
+
+    /// Since this program began.
+    fn elapsed(&self) -> Duration;
+
+    fn sleep(&mut self, time: Duration);
+}
+
+/// Those of the cluster. When this program began.
+struct OfCluster(Instant);
+
+impl Accounts for OfCluster {
+    fn ask(&mut self, program: &str, words: &[&str]) -> Result<String, UserError> {
+        ask_slurm(
+            program,
+            words,
+            GIVES_UP_AFTER.saturating_sub(self.elapsed()),
+        )
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn sleep(&mut self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
 /// By the accounts, and not by the controller, which changes no job that has ended. Nobody can hold
 /// a comment, so this is best effort: nodes that write in the same moment look again.
 fn write_comment(
+    accounts: &mut impl Accounts,
     job: u32,
     node: &str,
     account: &JobAccount,
-    began: Instant,
 ) -> Result<(), UserError> {
     let number = job.to_string();
     let delimiter = format!("--delimiter={FIELDS_END}");
     let fields = AccountsRow::FIELDS;
     let asks = ["-n", "-X", "-P", &delimiter, "-j", &number, "-o", fields];
-    let ask = |program: &str, words: &[&str]| {
-        let patience = GIVES_UP_AFTER.saturating_sub(began.elapsed());
-        ask_slurm(program, words, patience)
-    };
     let mut why = UserError::bad_input(format!("the accounts know no job {job}"));
     let mut is_written = false;
     for tries in 0.. {
-        if tries > 0 && began.elapsed() >= TRIES_WITHIN {
+        if tries > 0 && accounts.elapsed() >= TRIES_WITHIN {
             break;
         }
-        if let Some(row) = AccountsRow::find(&ask("sacct", &asks)?, job) {
+        if let Some(row) = AccountsRow::find(&accounts.ask("sacct", &asks)?, job) {
             let comment = account.comment(&row.comment, node);
             let comment =
                 comment.map_err(|why| UserError::bad_input(format!("job {job}: {why}")))?;
@@ -174,14 +203,14 @@ fn write_comment(
             is_written = is_there;
             if is_there {
                 // Another node that had read before this one wrote writes now.
-                std::thread::sleep(Duration::from_secs(1));
+                accounts.sleep(Duration::from_secs(1));
             } else {
                 let (which, what) = (
                     format!("jobid={}", row.name),
                     format!("AdminComment={comment}"),
                 );
                 let asks = ["-i", "modify", "job", "where", &which, "set", &what];
-                why = match ask("sacctmgr", &asks) {
+                why = match accounts.ask("sacctmgr", &asks) {
                     // What others have written meanwhile is looked at, too.
                     Ok(_) => {
                         UserError::bad_input(format!("job {job}: others write its AdminComment"))
@@ -190,7 +219,7 @@ fn write_comment(
                 };
             }
         }
-        std::thread::sleep(pause(node, tries));
+        accounts.sleep(pause(node, tries));
     }
     // It was there, and there is no time to look once more.
     if is_written { Ok(()) } else { Err(why) }
@@ -202,3 +231,6 @@ fn pause(node: &str, tries: u32) -> Duration {
     (node, std::process::id(), tries).hash(&mut hasher);
     Duration::from_millis(100 + hasher.finish() % 500)
 }
+
+#[cfg(test)]
+mod tests;
