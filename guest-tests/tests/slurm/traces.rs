@@ -1,17 +1,30 @@
 //! What is left of it all: nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::cluster::{POLICY, own, turn, until_leases};
+use super::cluster::{POLICY, job_of, own, turn, until_leases};
 
-/// Switches of the kernel that are about counters.
-const SWITCHES: [&str; 3] = [
-    "/proc/sys/kernel/perf_event_paranoid",
-    "/proc/sys/kernel/nmi_watchdog",
-    "/proc/sys/kernel/perf_event_max_sample_rate",
+/// What a cluster is made of.
+const PROGRAMS: [&str; 6] = [
+    "munged",
+    "mariadbd",
+    "slurmdbd",
+    "slurmctld",
+    "slurmd",
+    "slurmstepd",
 ];
+/// What is set at the top of a hierarchy for all that is below it.
+const SETTINGS: [&str; 4] = [
+    "cgroup.subtree_control",
+    "cgroup.clone_children",
+    "notify_on_release",
+    "release_agent",
+];
+/// The kernel writes this at each process.
+const LAST_PROCESS: &str = "/proc/sys/kernel/ns_last_pid";
 
 fn folders_below(folder: &Path, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -22,10 +35,23 @@ fn folders_below(folder: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
+/// Where the hierarchies of control groups are mounted, of either version.
+fn hierarchies() -> BTreeSet<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let tops = mounts.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let is_one = kind.starts_with("cgroup ") || kind.starts_with("cgroup2 ");
+        mount.split(' ').nth(4).filter(|_| is_one)
+    });
+    tops.map(PathBuf::from).collect()
+}
+
 /// Control groups of every hierarchy that are Slurm's, or the plugin's.
 fn groups() -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    folders_below(Path::new("/sys/fs/cgroup"), &mut found);
+    for top in hierarchies() {
+        folders_below(&top, &mut found);
+    }
     found.retain(|path| path.to_string_lossy().contains("slurm"));
     found
 }
@@ -36,29 +62,126 @@ pub(super) fn groups_of_steps() -> Vec<PathBuf> {
     groups().into_iter().filter(is_ours).collect()
 }
 
-/// Processes that have this cluster's configuration.
-fn processes_of(folder: &Path) -> Vec<String> {
+/// A process: its number, and its name.
+type Process = (u32, String);
+
+/// The processes of which this is true of their folder in `/proc`.
+fn processes(is_it: impl Fn(&Path) -> bool) -> BTreeSet<Process> {
     let entries = fs::read_dir("/proc").expect("processes").flatten();
-    let name = folder.display().to_string();
-    let is_of_it = |path: &PathBuf| {
-        fs::read(path.join("environ"))
-            .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&name))
-    };
-    let found = entries.map(|entry| entry.path()).filter(is_of_it);
-    found
-        .map(|path| fs::read_to_string(path.join("cmdline")).unwrap_or_default())
-        .collect()
+    let found = entries.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let path = entry.path();
+        let name = fs::read_to_string(path.join("comm")).ok()?;
+        is_it(&path).then(|| (number, name.trim().to_owned()))
+    });
+    found.collect()
 }
 
-fn switches() -> Vec<Option<String>> {
-    SWITCHES.map(|path| fs::read_to_string(path).ok()).to_vec()
+/// Processes whose environment, words or folder have this folder in them.
+fn processes_of(folder: &Path) -> BTreeSet<Process> {
+    let name = folder.display().to_string();
+    processes(|process| {
+        let has_name = |file: &str| {
+            fs::read(process.join(file))
+                .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&name))
+        };
+        has_name("environ")
+            || has_name("cmdline")
+            || fs::read_link(process.join("cwd")).is_ok_and(|at| at.starts_with(folder))
+    })
+}
+
+/// The kernel's numbers of the sockets that these processes have.
+fn sockets_of(processes: &BTreeSet<Process>) -> BTreeSet<String> {
+    let folders = processes
+        .iter()
+        .map(|(number, _)| format!("/proc/{number}/fd"));
+    let files = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    let links = files.filter_map(|file| fs::read_link(file.path()).ok());
+    let numbers = links.filter_map(|link| {
+        let number = link.to_str()?.strip_prefix("socket:[")?;
+        Some(number.trim_end_matches(']').to_owned())
+    });
+    numbers.collect()
+}
+
+/// Those of all sockets that there are, with where they are.
+fn sockets() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    // The column of a socket's number in each table.
+    for (table, column) in [
+        ("tcp", 9),
+        ("tcp6", 9),
+        ("udp", 9),
+        ("udp6", 9),
+        ("unix", 6),
+    ] {
+        let rows = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        for row in rows.lines().skip(1) {
+            if let Some(number) = row.split_whitespace().nth(column) {
+                found.insert(number.to_owned(), format!("{table}: {row}"));
+            }
+        }
+    }
+    found
+}
+
+/// Whatever of the kernel's can be set below `/proc/sys`.
+fn switches() -> BTreeMap<PathBuf, String> {
+    let (mut folders, mut found) = (BTreeSet::new(), BTreeMap::new());
+    let top = PathBuf::from("/proc/sys");
+    folders_below(&top, &mut folders);
+    folders.insert(top);
+    for folder in folders {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let can_be_set = entry
+                .metadata()
+                .is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o222 != 0);
+            let path = entry.path();
+            if can_be_set && path != Path::new(LAST_PROCESS) {
+                // Some can be written alone.
+                let value = fs::read_to_string(&path).unwrap_or_default();
+                found.insert(path, value);
+            }
+        }
+    }
+    found
+}
+
+/// What a machine is like where a cluster was, or not.
+#[derive(Debug, PartialEq, Eq)]
+struct Machine {
+    processes: BTreeSet<Process>,
+    groups: BTreeSet<PathBuf>,
+    settings: BTreeMap<PathBuf, String>,
+    switches: BTreeMap<PathBuf, String>,
+}
+
+impl Machine {
+    fn now() -> Self {
+        let tops = hierarchies().into_iter();
+        let settings = tops.flat_map(|top| SETTINGS.map(|name| top.join(name)));
+        let settings = settings.filter_map(|path| {
+            let value = fs::read_to_string(&path).ok()?;
+            Some((path, value))
+        });
+        Machine {
+            processes: processes(|process| {
+                fs::read_to_string(process.join("comm"))
+                    .is_ok_and(|name| PROGRAMS.contains(&name.trim()))
+            }),
+            groups: groups(),
+            settings: settings.collect(),
+            switches: switches(),
+        }
+    }
 }
 
 #[test]
 fn nothing_is_left_of_jobs_and_their_cluster() {
     let name = "nothing_is_left_of_jobs_and_their_cluster";
     let turn = turn();
-    let (groups_before, switches_before) = (groups(), switches());
+    let before = Machine::now();
     // With Slurm's own control groups of version 1, beside ours of version 2.
     let Some(cluster) = own(&turn, name, "cgroup") else {
         return;
@@ -86,15 +209,50 @@ fn nothing_is_left_of_jobs_and_their_cluster() {
         status == Some(0) && !text.contains("umpire-slurm"),
         "{text}"
     );
+    // While a step runs all of this is there, or nothing would be found missing later.
+    let words = ["srun", "-w", "n1", "--counters=2", "sleep", "600"];
+    let mut job = cluster.user(&words).spawn().expect("it starts");
+    let lease = until_leases(&arbiters[0], 1).remove(0);
+    let there = Machine::now();
+    for program in PROGRAMS {
+        let is_it = |process: &&Process| process.1 == program;
+        let more = there.processes.iter().filter(is_it).count();
+        assert!(
+            more > before.processes.iter().filter(is_it).count(),
+            "{program}: {there:?}"
+        );
+    }
+    let is_new = |top: &&PathBuf| there.groups.iter().any(|group| group.starts_with(top));
+    let tops = hierarchies();
+    let used: Vec<&PathBuf> = tops.iter().filter(is_new).collect();
+    // Version 1's freezer and cpuset, and version 2.
+    assert!(used.len() >= 3, "{used:?}");
+    let folder = cluster.folder.clone();
+    let of_cluster = sockets_of(&processes_of(&folder));
+    let all = sockets();
+    let listed = of_cluster.iter().filter(|number| all.contains_key(*number));
+    assert!(listed.count() > PROGRAMS.len(), "{of_cluster:?}");
+    cluster.asked(&["scancel", &job_of(&lease.label).to_string()]);
+    let _ = job.wait().expect("it is ours");
     cluster.be_idle();
     until_leases(&arbiters[0], 0);
     let left = groups_of_steps();
     assert!(left.is_empty(), "{left:?}");
-    let folder = cluster.folder.clone();
     drop(arbiters);
     drop(cluster);
-    assert_eq!(groups(), groups_before);
-    assert_eq!(switches(), switches_before);
-    assert_eq!(processes_of(&folder), [""; 0]);
+    let mut after = Machine::now();
+    // Of the other cluster the last step may have ended meanwhile.
+    after
+        .processes
+        .retain(|process| !before.processes.contains(process));
+    assert_eq!(after.processes, BTreeSet::new());
+    after.processes.clone_from(&before.processes);
+    assert_eq!(after, before);
+    assert_eq!(processes_of(&folder), BTreeSet::new());
+    let mut left = sockets();
+    left.retain(|number, row| {
+        of_cluster.contains(number) || row.contains(&folder.display().to_string())
+    });
+    assert!(left.is_empty(), "{left:?}");
     assert!(!folder.exists());
 }
