@@ -15,6 +15,7 @@ struct question {
 	const char *socket;
 	const char *library;
 	const char *group;	/* the control group's path */
+	const char *own_procs;	/* the file by which one enters the caller's own; empty or NULL: none */
 	const char *cpus;	/* NULL: all */
 	const char *label;
 	uid_t uid;		/* whose job it is */
@@ -28,7 +29,6 @@ struct answer {
 	int is_last;	/* else the one who asks says that it has got further */
 	int is_granted;
 	uint64_t lease;
-	unsigned took_us;	/* all of it, with the process that asked */
 	char text[1024];	/* the lease in a few words, or one line why there is none */
 };
 
@@ -37,6 +37,9 @@ struct answer {
  * is killed, and none of it is in slurmstepd.
  */
 void ask(const struct question *question, struct answer *answer);
+
+/* Since whenever, in microseconds. */
+long long now_us(void);
 
 /* Runs a program for `bound_ms` at most. Returns its status; -1: it did not end, or cannot run. */
 int run(const char *const *words, int bound_ms);

@@ -163,6 +163,8 @@ int find_group(struct group *group, const char *node, const char *step, char *wh
 			 own);
 		return -1;
 	}
+	/* Too long a name is that of no file. */
+	snprintf(group->own_procs, sizeof group->own_procs, "%s%s/cgroup.procs", top, own);
 	return make_group(group, node, step, why, size);
 }
 
@@ -280,22 +282,33 @@ static int in_order(const void *left, const void *right)
 	return (a->cpu > b->cpu) - (a->cpu < b->cpu);
 }
 
+/* All of this machine's CPUs: a step waits, so none is asked for that is not there. */
 static long read_places(const char *sysfs, struct place *places)
 {
+	DIR *folder = opendir(sysfs);
+	struct dirent *entry;
 	char line[4096];
 	long count = 0;
-	long cpu;
 
-	for (cpu = 0; cpu < MOST_CPUS; cpu++) {
-		if (read_line(sysfs, cpu, "physical_package_id", line, sizeof line))
+	while (folder && (entry = readdir(folder)) && count < MOST_CPUS) {
+		char *end = entry->d_name;
+		long cpu = strncmp(entry->d_name, "cpu", 3) ? -1 : strtol(entry->d_name + 3, &end, 10);
+
+		if (cpu < 0 || end == entry->d_name + 3 || *end || cpu >= MOST_CPUS ||
+		    read_line(sysfs, cpu, "physical_package_id", line, sizeof line))
 			continue;
 		places[count].cpu = cpu;
 		places[count].socket = strtol(line, NULL, 10);
-		if (read_line(sysfs, cpu, "thread_siblings_list", line, sizeof line))
-			return -1;
+		if (read_line(sysfs, cpu, "thread_siblings_list", line, sizeof line)) {
+			count = -1;
+			break;
+		}
 		places[count++].core = strtol(line, NULL, 10);
 	}
-	qsort(places, (size_t)count, sizeof *places, in_order);
+	if (folder)
+		closedir(folder);
+	if (count > 0)
+		qsort(places, (size_t)count, sizeof *places, in_order);
 	return count;
 }
 

@@ -11,6 +11,7 @@ struct group {
 	char folder[PATH_MAX];	/* where it is in the file system */
 	char path[PATH_MAX];	/* as /proc/PID/cgroup has it */
 	int is_ours;		/* made here, and entered by each task */
+	char own_procs[PATH_MAX];	/* the file by which one enters the caller's own, if is_ours */
 };
 
 /*

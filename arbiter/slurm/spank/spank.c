@@ -244,11 +244,13 @@ static void take_lease(spank_t spank, uint32_t job, uint32_t step)
 	char name[64];
 	char label[96];
 	char why[512];
+	long long began = now_us();
 	struct answer answer;
 	struct question question = {
 		.socket = socket,
 		.library = site.library,
 		.group = group.path,
+		.own_procs = group.own_procs,
 		.label = label,
 		.wait_s = patience.seconds,
 		.wish = &wish,
@@ -276,7 +278,8 @@ static void take_lease(spank_t spank, uint32_t job, uint32_t step)
 	ask(&question, &answer);
 	if (answer.is_granted) {
 		is_member = 1;
-		slurm_info("umpire: step %s: %s, in %u us", name, answer.text, answer.took_us);
+		/* With the control group, and the process that asked. */
+		slurm_info("umpire: step %s: %s, in %lld us", name, answer.text, now_us() - began);
 		return;
 	}
 	leave_group(&group, node_name());

@@ -24,7 +24,7 @@ const CYCLES: u64 = 0x43_0076;
 const SELECT: u32 = 0xc001_0200;
 
 /// Counts on all six counters.
-fn counts(a: &mut CodeAssembler) -> Written {
+pub(crate) fn counts(a: &mut CodeAssembler) -> Written {
     for n in 0..6 {
         a.mov(ecx, SELECT + 2 * n)?;
         a.mov(eax, u32::try_from(CYCLES).expect("32 bits"))?;

@@ -4,7 +4,9 @@
 mod accounts;
 mod cluster;
 mod killed;
+mod measured;
 mod options;
+mod programs;
 mod traces;
 
 use std::process::Stdio;

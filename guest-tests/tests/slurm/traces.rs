@@ -177,6 +177,26 @@ impl Machine {
     }
 }
 
+/// The sockets of a cluster, while a step runs there; what is looked for later is there now.
+fn sockets_while_it_runs(folder: &Path, before: &Machine) -> BTreeSet<String> {
+    let there = Machine::now();
+    let new: Vec<&Process> = there.processes.difference(&before.processes).collect();
+    for program in PROGRAMS {
+        let is_there = new.iter().any(|process| process.1 == program);
+        assert!(is_there, "{program}: {new:?}");
+    }
+    let is_new = |top: &&PathBuf| there.groups.iter().any(|group| group.starts_with(top));
+    let tops = hierarchies();
+    let used: Vec<&PathBuf> = tops.iter().filter(is_new).collect();
+    // Version 1's freezer and cpuset, and version 2.
+    assert!(used.len() >= 3, "{used:?}");
+    let of_cluster = sockets_of(&processes_of(folder));
+    let all = sockets();
+    let listed = of_cluster.iter().filter(|number| all.contains_key(*number));
+    assert!(listed.count() > PROGRAMS.len(), "{of_cluster:?}");
+    of_cluster
+}
+
 #[test]
 fn nothing_is_left_of_jobs_and_their_cluster() {
     let name = "nothing_is_left_of_jobs_and_their_cluster";
@@ -213,31 +233,14 @@ fn nothing_is_left_of_jobs_and_their_cluster() {
     let words = ["srun", "-w", "n1", "--counters=2", "sleep", "600"];
     let mut job = cluster.user(&words).spawn().expect("it starts");
     let lease = until_leases(&arbiters[0], 1).remove(0);
-    let there = Machine::now();
-    for program in PROGRAMS {
-        let is_it = |process: &&Process| process.1 == program;
-        let more = there.processes.iter().filter(is_it).count();
-        assert!(
-            more > before.processes.iter().filter(is_it).count(),
-            "{program}: {there:?}"
-        );
-    }
-    let is_new = |top: &&PathBuf| there.groups.iter().any(|group| group.starts_with(top));
-    let tops = hierarchies();
-    let used: Vec<&PathBuf> = tops.iter().filter(is_new).collect();
-    // Version 1's freezer and cpuset, and version 2.
-    assert!(used.len() >= 3, "{used:?}");
-    let folder = cluster.folder.clone();
-    let of_cluster = sockets_of(&processes_of(&folder));
-    let all = sockets();
-    let listed = of_cluster.iter().filter(|number| all.contains_key(*number));
-    assert!(listed.count() > PROGRAMS.len(), "{of_cluster:?}");
+    let of_cluster = sockets_while_it_runs(&cluster.folder, &before);
     cluster.asked(&["scancel", &job_of(&lease.label).to_string()]);
     let _ = job.wait().expect("it is ours");
     cluster.be_idle();
     until_leases(&arbiters[0], 0);
     let left = groups_of_steps();
     assert!(left.is_empty(), "{left:?}");
+    let folder = cluster.folder.clone();
     drop(arbiters);
     drop(cluster);
     let mut after = Machine::now();
