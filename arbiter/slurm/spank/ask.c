@@ -142,22 +142,6 @@ static int follow(const struct library *library, umpire_lease *lease, long long 
 	}
 }
 
-/*
- * Whoever enters a control group waits for the kernel first (an RCU grace period, ten milliseconds),
- * unless that has just been waited for, whoever did so. A process that enters the group in which it
- * is changes nothing else: so that passes while the arbiter is asked, and not when tasks begin.
- * Nobody waits for this process.
- */
-static void wait_for_kernel(const char *own_procs)
-{
-	int file;
-
-	if (!own_procs || !*own_procs || fork())
-		return;
-	file = open(own_procs, O_WRONLY | O_CLOEXEC);
-	_exit(file < 0 || write(file, "0", 1) != 1);
-}
-
 static void take(const struct question *question, int to, struct answer *answer)
 {
 	const struct wish *wish = question->wish;
@@ -170,7 +154,6 @@ static void take(const struct question *question, int to, struct answer *answer)
 
 	for (at = 0; at < wish->event_count; at++)
 		events[at] = wish->events[at];
-	wait_for_kernel(question->own_procs);
 	if (load(question->library, &library, answer))
 		return;
 	beat(to);
@@ -266,6 +249,31 @@ static pid_t begin(void)
 	return 0;
 }
 
+/*
+ * Whoever enters a control group waits for the kernel first (an RCU grace period, ten milliseconds),
+ * unless that has just been waited for, whoever did so. A process that enters the group in which it
+ * is changes nothing else: so that passes while the arbiter is asked, and not when tasks begin. It
+ * is nobody's child, and nobody waits for it.
+ */
+static void wait_for_kernel(const char *own_procs)
+{
+	pid_t child;
+	int file;
+
+	if (!own_procs || !*own_procs)
+		return;
+	child = fork();
+	if (child) {
+		if (child > 0)
+			waitpid(child, NULL, 0);
+		return;
+	}
+	if (fork())
+		_exit(0);
+	file = open(own_procs, O_WRONLY | O_CLOEXEC);
+	_exit(file < 0 || write(file, "0", 1) != 1);
+}
+
 void ask(const struct question *question, struct answer *answer)
 {
 	long long most = now_ms() + MOST_CALLS * BOUND_MS + question->wait_s * 1000LL;
@@ -291,6 +299,7 @@ void ask(const struct question *question, struct answer *answer)
 	if (child < 0) {
 		say(answer, "no process can be started: %s", strerror(errno));
 	} else {
+		wait_for_kernel(question->own_procs);
 		do {
 			long long until = now_ms() + BOUND_MS;
 

@@ -163,8 +163,9 @@ int find_group(struct group *group, const char *node, const char *step, char *wh
 			 own);
 		return -1;
 	}
-	/* Too long a name is that of no file. */
-	snprintf(group->own_procs, sizeof group->own_procs, "%s%s/cgroup.procs", top, own);
+	if ((size_t)snprintf(group->own_procs, sizeof group->own_procs, "%s%s/cgroup.procs", top, own) >=
+	    sizeof group->own_procs)
+		group->own_procs[0] = 0;
 	return make_group(group, node, step, why, size);
 }
 
