@@ -141,7 +141,8 @@ fn the_processor_in_software_has_no_floats() {
 /// It would write back IRR and the timer as they were a moment ago.
 #[test]
 fn nobody_sets_the_local_apic() {
-    // A vCPU that is restored has not run, so that there is nothing newer to write over.
+    // A vCPU that is restored has not run, so that there is nothing newer to write over; of one that
+    // is reset, that is what is wanted.
     let restores = "guest-tests/src/bin/test-vmm/snapshot.rs";
     let sources = sources();
     let wrong = sources

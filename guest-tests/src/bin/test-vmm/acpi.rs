@@ -1,4 +1,4 @@
-//! The tables by which a kernel finds one processor, the I/O APIC, the serial port, and how to
+//! The tables by which a kernel finds its processors, the I/O APIC, the serial port, and how to
 //! end: hardware-reduced ACPI, for there is no 8259, no PIT and no PM timer.
 
 use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate, Scope};
@@ -37,8 +37,8 @@ fn port(number: u16) -> GAS {
     GAS::new(space, 8, 0, AccessSize::ByteAccess, number.into())
 }
 
-/// Writes all of them.
-pub(crate) fn write(memory: &GuestMemoryMmap) -> Result<()> {
+/// Writes all of them, for so many processors.
+pub(crate) fn write(memory: &GuestMemoryMmap, cpus: u8) -> Result<()> {
     let mut next = ROOT + 0x40;
     let mut place = |table: Vec<u8>| -> Result<u64> {
         let at = next;
@@ -48,7 +48,7 @@ pub(crate) fn write(memory: &GuestMemoryMmap) -> Result<()> {
     };
     let dsdt = place(dsdt())?;
     let fadt = place(fadt(dsdt))?;
-    let madt = place(madt())?;
+    let madt = place(madt(cpus))?;
     let mut xsdt = XSDT::new(WHO, WHAT, 1);
     xsdt.add_entry(fadt);
     xsdt.add_entry(madt);
@@ -70,10 +70,16 @@ fn fadt(dsdt: u64) -> Vec<u8> {
     bytes(&fadt.finalize())
 }
 
-fn madt() -> Vec<u8> {
+fn madt(cpus: u8) -> Vec<u8> {
     let at = LocalInterruptController::Address(LOCAL_APIC);
     let mut madt = MADT::new(WHO, WHAT, 1, at);
-    madt.add_structure(ProcessorLocalApic::new(0, 0, EnabledStatus::Enabled));
+    for number in 0..cpus {
+        madt.add_structure(ProcessorLocalApic::new(
+            number,
+            number,
+            EnabledStatus::Enabled,
+        ));
+    }
     madt.add_structure(IoApic::new(0, ioapic::START, 0));
     bytes(&madt)
 }

@@ -30,7 +30,7 @@ const ENTRY: u64 = 0x200;
 const RAM: u32 = 1;
 
 /// What is booted.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Kernel<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) initrd: &'a Path,
@@ -38,8 +38,8 @@ pub(crate) struct Kernel<'a> {
 }
 
 impl Kernel<'_> {
-    /// Loads it, and has the vCPU begin there.
-    pub(crate) fn load(&self, memory: &GuestMemoryMmap, vcpu: &KvmVcpu) -> Result<()> {
+    /// Loads it for so many processors, and has the first of them, `vcpu`, begin there.
+    pub(crate) fn load(&self, memory: &GuestMemoryMmap, vcpu: &KvmVcpu, cpus: u8) -> Result<()> {
         let said = || format!("the kernel, {}", self.kernel.display());
         let mut image = File::open(self.kernel).with_context(said)?;
         let high = Some(GuestAddress(HIGH));
@@ -69,7 +69,7 @@ impl Kernel<'_> {
         page.e820_entries = 2;
         let page = BootParams::new(&page, GuestAddress(ZERO_PAGE));
         LinuxBootConfigurator::write_bootparams(&page, memory)?;
-        acpi::write(memory)?;
+        acpi::write(memory, cpus)?;
         begin(memory, vcpu, loaded.kernel_load.0 + ENTRY)
     }
 

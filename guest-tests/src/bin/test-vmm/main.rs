@@ -14,9 +14,10 @@ mod memory;
 mod snapshot;
 mod sys;
 mod truth;
+mod vcpu;
 mod vmm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use boot::Kernel;
 use devices::Ending;
 use memory::GuestRam;
 use snapshot::Saved;
-use vmm::{OneCpu, Pause, Stop};
+use vmm::{Pause, StoppedVm, TestVm};
 
 const SAVED: u8 = 42;
 
@@ -44,21 +45,29 @@ struct Choices {
     /// What the kernel is told.
     #[arg(long, default_value = "")]
     cmdline: String,
-    /// Saves it: `at-once`, before it is entered; `at-enabling`, where it enables a counter; or
-    /// when a counter has been enabled for so many milliseconds of this call.
+    /// The vCPUs that it boots with; their APIC IDs are 0, 1 …
+    #[arg(long, requires = "kernel", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: u8,
+    /// Takes so many resets, in place: the kernel is booted again, and told `reset=1`. It is saved
+    /// after the last of them.
+    #[arg(long, requires = "kernel", default_value_t = 0)]
+    resets: u32,
+    /// Saves it: `at-once`, before it is entered; `at-enabling`, where it enables a counter; when
+    /// RDPMC has been trapped for so many milliseconds of this call, because a counter is enabled;
+    /// or, as `alone-MS`, with the first vCPU alone entered.
     #[arg(long, value_parser = pause)]
     save: Option<Pause>,
 }
 
 fn pause(text: &str) -> Result<Pause, String> {
-    match text {
-        "at-once" => Ok(Pause::AtOnce),
-        "at-enabling" => Ok(Pause::AtEnabling),
-        _ => match text.parse() {
-            Ok(ms) => Ok(Pause::After(Duration::from_millis(ms))),
-            Err(_) => Err("give at-once, at-enabling, or a number of milliseconds".into()),
-        },
-    }
+    let ms = |text: &str| text.parse().map(Duration::from_millis);
+    let pause = match (text, text.strip_prefix("alone-")) {
+        ("at-once", _) => Ok(Pause::AtOnce),
+        ("at-enabling", _) => Ok(Pause::AtEnabling),
+        (_, Some(time)) => ms(time).map(Pause::Alone),
+        _ => ms(text).map(Pause::After),
+    };
+    pause.map_err(|_| "give at-once, at-enabling, or a number of milliseconds, or alone-MS".into())
 }
 
 fn main() -> ExitCode {
@@ -72,38 +81,62 @@ fn main() -> ExitCode {
 }
 
 fn run(choices: &Choices) -> Result<u8> {
-    let boots = choices.kernel.is_some();
-    let memory = GuestRam::of(&choices.folder.join("memory"), boots)?;
+    let kernel = (choices.kernel.as_deref()).zip(choices.initrd.as_deref());
+    let memory = GuestRam::of(&choices.folder.join("memory"), kernel.is_some())?;
     let file = choices.folder.join("machine");
-    let machine = match (&choices.kernel, &choices.initrd) {
-        (Some(kernel), Some(initrd)) => {
-            let kernel = Kernel {
-                kernel,
-                initrd,
-                command_line: &choices.cmdline,
-            };
-            OneCpu::boot(memory, &kernel)?
-        }
-        _ => OneCpu::restore(memory, &Saved::read(&file)?)?,
+    let pause = choices.save.unwrap_or(Pause::Never);
+    sys::handle_kicks()?;
+    let stopped = match kernel {
+        Some(images) => boot(choices, images, memory, pause)?,
+        None => TestVm::restore(memory, &Saved::read(&file)?)?.run(pause)?,
     };
-    let stopped = machine.run(choices.save.unwrap_or(Pause::Never))?;
-    let watch = stopped.watch();
-    match stopped.left.stop {
-        Stop::Ended(Ending::Off) => {
-            let counted = stopped.counted();
-            eprintln!("counted: {} read {}", counted.events, counted.read);
+    match stopped.ending() {
+        Some(Ending::Off) => {
+            for (n, (counted, _)) in stopped.told().enumerate() {
+                eprintln!("counted: {n} {} read {}", counted.events, counted.read);
+            }
             Ok(0)
         }
-        Stop::Ended(Ending::Reset) => bail!("the guest has reset itself"),
-        Stop::Paused => {
-            let counted = stopped.save(&file)?;
-            let counts = if counted.is_enabled() {
-                "enabled"
-            } else {
-                "disabled"
-            };
-            eprintln!("saved: {} {counts} {watch}", counted.events);
+        Some(Ending::Reset) => bail!("the guest has reset itself"),
+        None => {
+            stopped.save(&file)?;
+            for (n, (counted, watch)) in stopped.told().enumerate() {
+                let counts = if counted.is_enabled() {
+                    "enabled"
+                } else {
+                    "disabled"
+                };
+                eprintln!("saved: {n} {} {counts} {watch}", counted.events);
+            }
             Ok(SAVED)
         }
     }
+}
+
+/// Boots it, again after each reset that is to be taken, until it ends otherwise or is paused.
+fn boot(
+    choices: &Choices,
+    (kernel, initrd): (&Path, &Path),
+    memory: GuestRam,
+    pause: Pause,
+) -> Result<StoppedVm> {
+    let first = Kernel {
+        kernel,
+        initrd,
+        command_line: &choices.cmdline,
+    };
+    let command_line = &format!("{} reset=1", choices.cmdline);
+    let again = Kernel {
+        command_line,
+        ..first
+    };
+    let mut machine = TestVm::boot(choices.cpus, memory, &first)?;
+    for _ in 0..choices.resets {
+        let stopped = machine.run(Pause::Never)?;
+        if stopped.ending() != Some(Ending::Reset) {
+            return Ok(stopped);
+        }
+        machine = stopped.reset(&again)?;
+    }
+    machine.run(pause)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use kvm_bindings::{kvm_clock_data, kvm_lapic_state, kvm_xcrs, kvm_xsave};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VmFd};
 use kvm_pmu::KvmVcpu;
 use pmu_virt::PmuState;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::devices::SavedSerial;
 use crate::sys::{Plain, from_bytes, set_xsave, to_bytes};
 use crate::truth::Counted;
+use crate::vcpu::BareVcpu;
 
 const TSC: u32 = 0x10;
 const TSC_DEADLINE: u32 = 0x6e0;
@@ -20,10 +21,17 @@ const TSC_DEADLINE: u32 = 0x6e0;
 /// What is in the file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Saved {
-    pub(crate) vcpu: SavedVcpu,
-    pub(crate) pmu: PmuState,
+    pub(crate) vcpus: Vec<SavedVcpu>,
+    pub(crate) clocks: SavedClocks,
     pub(crate) ioapic: Vec<u64>,
     pub(crate) serial: SavedSerial,
+}
+
+/// Of one vCPU.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedVcpu {
+    pub(crate) kvm: SavedKvm,
+    pub(crate) pmu: PmuState,
     /// Nothing of the machine's: what the guest must have counted until now.
     pub(crate) counted: Counted,
 }
@@ -41,9 +49,39 @@ impl Saved {
     }
 }
 
-/// KVM's part.
+/// The clocks of the machine: KVM's, and the TSC, which is one for all vCPUs.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SavedVcpu {
+pub(crate) struct SavedClocks {
+    clock: Vec<u8>,
+    tsc: u64,
+}
+
+impl SavedClocks {
+    /// Of a machine that has this vCPU.
+    pub(crate) fn of(vm: &VmFd, vcpu: &BareVcpu) -> Result<Self> {
+        let clock = to_bytes(&vm.get_clock()?);
+        let tsc = vcpu.kvm.read_msr(TSC)?.context("KVM has no TSC")?;
+        Ok(Self { clock, tsc })
+    }
+
+    /// Into all vCPUs of a machine, which have the rest of what was saved.
+    pub(crate) fn restore(&self, vm: &VmFd, vcpus: &[BareVcpu]) -> Result<()> {
+        // No flag is for the kernel to take: the pause is no time of the guest's.
+        let clock = kvm_clock_data {
+            flags: 0,
+            ..taken(&self.clock)?
+        };
+        vm.set_clock(&clock)?;
+        // KVM takes values that are written within a second for one TSC's, if they are about what
+        // that has by then, and the vCPUs have no other between them.
+        let mut vcpus = vcpus.iter();
+        vcpus.try_for_each(|vcpu| set_msr(&vcpu.kvm, (TSC, self.tsc)))
+    }
+}
+
+/// KVM's part of a vCPU.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedKvm {
     regs: Vec<u8>,
     sregs: Vec<u8>,
     xsave: Vec<u32>,
@@ -52,16 +90,13 @@ pub(crate) struct SavedVcpu {
     lapic: Vec<u8>,
     events: Vec<u8>,
     mp_state: Vec<u8>,
-    clock: Vec<u8>,
     msrs: Vec<(u32, u64)>,
 }
 
-impl SavedVcpu {
+impl SavedKvm {
     /// Of a vCPU whose thread was left.
-    pub(crate) fn of(kvm: &Kvm, vm: &VmFd, (fd, vcpu): (&VcpuFd, &KvmVcpu)) -> Result<Self> {
-        // The guest compares its two clocks, so they are read one behind the other.
-        let clock = vm.get_clock()?;
-        let mut msrs = vec![(TSC, vcpu.read_msr(TSC)?.context("KVM has no TSC")?)];
+    pub(crate) fn of(kvm: &Kvm, BareVcpu { fd, kvm: vcpu }: &BareVcpu) -> Result<Self> {
+        let mut msrs = Vec::new();
         for &index in kvm.get_msr_index_list()?.as_slice() {
             if index != TSC
                 && let Some(value) = vcpu.read_msr(index)?
@@ -78,13 +113,13 @@ impl SavedVcpu {
             lapic: to_bytes(&vcpu.get_lapic()?),
             events: to_bytes(&fd.get_vcpu_events()?),
             mp_state: to_bytes(&vcpu.get_mp_state()?),
-            clock: to_bytes(&clock),
             msrs,
         })
     }
 
-    /// Into a vCPU that has its CPUID, and has not run.
-    pub(crate) fn restore(&self, vm: &VmFd, (fd, vcpu): (&VcpuFd, &KvmVcpu)) -> Result<()> {
+    /// Into a vCPU that has its CPUID, and has not run or is reset; but for the timer of its local
+    /// APIC.
+    pub(crate) fn restore(&self, BareVcpu { fd, kvm: vcpu }: &BareVcpu) -> Result<()> {
         vcpu.set_mp_state(taken(&self.mp_state)?)?;
         vcpu.set_regs(&taken(&self.regs)?)?;
         vcpu.set_sregs(&taken(&self.sregs)?)?;
@@ -98,17 +133,15 @@ impl SavedVcpu {
         vcpu.set_debug_regs(&taken(&self.debug_registers)?)?;
         fd.set_lapic(&taken::<kvm_lapic_state>(&self.lapic)?)?;
         fd.set_vcpu_events(&taken(&self.events)?)?;
-        // The local APIC asks for a deadline, which is a time of the TSC; so those two are last.
-        let (timers, others): (Vec<_>, Vec<_>) =
-            (self.msrs.iter().copied()).partition(|(index, _)| [TSC, TSC_DEADLINE].contains(index));
-        others.into_iter().try_for_each(|msr| set_msr(vcpu, msr))?;
-        // No flag is for the kernel to take: the pause is no time of the guest's.
-        let clock = kvm_clock_data {
-            flags: 0,
-            ..taken(&self.clock)?
-        };
-        vm.set_clock(&clock)?;
-        timers.into_iter().try_for_each(|msr| set_msr(vcpu, msr))
+        let mut others = self.msrs.iter().filter(|(index, _)| *index != TSC_DEADLINE);
+        others.try_for_each(|msr| set_msr(vcpu, *msr))
+    }
+
+    /// A deadline is a time of the TSC, which is right by now.
+    pub(crate) fn restore_timer(&self, vcpu: &BareVcpu) -> Result<()> {
+        let mut msrs = self.msrs.iter();
+        let deadline = msrs.find(|(index, _)| *index == TSC_DEADLINE);
+        deadline.map_or(Ok(()), |msr| set_msr(&vcpu.kvm, *msr))
     }
 }
 

@@ -12,13 +12,12 @@ use pmu_virt::{
 use serde::{Deserialize, Serialize};
 
 const RATES: &str = "[event.cycles]\nrate = 1000\n";
-const OWNER: OwnerId = OwnerId(0);
 const SLOT: SlotIndex = SlotIndex(0);
 /// The selects of AMD's six counters, PERF_CTL0 to 5, are every second MSR.
 const SELECTS: std::ops::Range<u32> = 0xc001_0200..0xc001_020c;
 const ENABLED: u64 = 1 << 22;
 
-/// The clocks of this machine's one vCPU, which begin at 0 in each process.
+/// The clocks of this machine's vCPUs, which begin at 0 in each process.
 pub(crate) fn clocks(tsc_khz: u32) -> Result<SimClocks> {
     Ok(SimClocks::new(RateTable::parse(RATES, "rates")?, tsc_khz))
 }
@@ -55,10 +54,10 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// By these clocks, which stand at 0, after what was counted before.
-    pub(crate) fn new(clocks: &SimClocks, counted: &Counted) -> Result<Self> {
+    /// Of one vCPU, by these clocks, which stand at 0, after what was counted before.
+    pub(crate) fn new(clocks: &SimClocks, owner: OwnerId, counted: &Counted) -> Result<Self> {
         let mut source = SimBackend::of(clocks);
-        source.attach(OWNER);
+        source.attach(owner);
         let cycles = EventCode::Meaning(KnownEvent::CoreCycles);
         let request = CountRequest::plain(cycles, true, true);
         let programmed = source.program(SLOT, &request);
@@ -71,6 +70,12 @@ impl Witness {
             since: counted.enabled.iter().map(|select| (*select, 0)).collect(),
             armed: Armed::Nothing,
         })
+    }
+
+    /// No counter is enabled, and nothing was counted.
+    pub(crate) fn reset(&mut self) {
+        (self.before, self.read) = (0, 0);
+        self.since.clear();
     }
 
     fn total(&self) -> u64 {
