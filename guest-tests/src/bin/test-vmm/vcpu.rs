@@ -14,6 +14,7 @@ use kvm_pmu::{
 use pmu_virt::{CorePmu, Grant, OwnerId, PmuModel, SimBackend, SimClocks, VcpuPmu};
 
 use crate::devices::{Ending, Ports};
+use crate::filter;
 use crate::ioapic::Interrupts;
 use crate::memory::GuestRam;
 use crate::snapshot::{SavedKvm, SavedVcpu};
@@ -141,7 +142,7 @@ impl TestVcpu {
             witness: self.witness,
             around,
         };
-        let ran = runner.run(counters);
+        let ran = filter::apply().and_then(|()| runner.run(counters));
         if !runner.around.is_to_stop() {
             // Who hears it stops the other vCPUs.
             let _ = runner.around.tell.send(Told::Stopped);

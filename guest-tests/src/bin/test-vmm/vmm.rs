@@ -18,7 +18,6 @@ use pmu_virt::{CounterBackend as _, PmuModel, SimBackend};
 
 use crate::boot::Kernel;
 use crate::devices::{Ending, Ports};
-use crate::filter;
 use crate::ioapic::{Interrupts, PINS, SmallIoApic};
 use crate::memory::GuestRam;
 use crate::snapshot::{Saved, SavedClocks, SavedKvm};
@@ -183,10 +182,7 @@ impl TestVm {
             };
             let stop = around.stop.clone();
             let thread = thread::Builder::new().name(format!("vcpu{n}"));
-            let thread = thread.spawn(move || {
-                filter::apply()?;
-                vcpu.run(around)
-            })?;
+            let thread = thread.spawn(move || vcpu.run(around))?;
             threads.push((thread, stop));
         }
         // The threads have the others: who waits for them hears when there is none left.
