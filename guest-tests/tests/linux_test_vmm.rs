@@ -133,8 +133,8 @@ fn script(half: u64, cpus: usize) -> String {
     if cpus > 1 {
         // No orderly end, at which the kernel would stop its counters.
         steps.push(format!(
-            "[ -n \"$reset\" ] && echo again || {{ perf stat -a -e cycles -I {INTERVAL} spin 9 & \
-             sleep 1; echo b >/proc/sysrq-trigger; }}"
+            "[ -n \"$reset\" ] && echo again || {{ perf stat -a -e cycles -I {INTERVAL} -o /tmp/first \
+             spin 60 & until grep cycles /tmp/first; do sleep 1; done; echo b >/proc/sysrq-trigger; }}"
         ));
     }
     for cpu in 1..cpus {
