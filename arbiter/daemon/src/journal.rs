@@ -2,8 +2,13 @@
 //!
 //! A file has a header and then records. The header is `UMPLEASE`, the version (4 bytes,
 //! little endian), the boot id of the host (36 bytes) and the CRC-32 of these. A record is
-//! the length of its payload (4 bytes), the CRC-32 of the payload, and the payload: JSON.
-//! A record that is cut off or damaged ends the journal: it was never answered for.
+//! the length of its payload (4 bytes), the CRC-32 of the payload, and the payload: JSON, a list
+//! of entries that are true together. A record that is cut off or damaged ends the journal: it
+//! was never answered for.
+//!
+//! What was decided together is one record, since half of it may be what nobody decided: that one
+//! lease holds what another is yet to give up, or that a control group below another is there
+//! without it. In version 1 each entry was a record.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +17,12 @@ pub(crate) use arbiter_host::LeaseRecord as Stored;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: &[u8; 8] = b"UMPLEASE";
-const VERSION: u32 = Stored::VERSION;
+/// Written from now on; those from the first on are read.
+pub(crate) const VERSION: u32 = Stored::VERSION + 1;
+const FIRST: u32 = Stored::VERSION;
 const BOOT_ID: usize = 36;
 /// Length of the header.
 pub(crate) const HEADER: usize = 8 + 4 + BOOT_ID + 4;
-/// No record is longer.
-const MOST: usize = 1 << 20;
 
 /// Why a user is barred: an event of its counted after its lease had ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +33,7 @@ pub(crate) struct Barred {
     pub(crate) lease: u64,
 }
 
-/// What a record says.
+/// What a record says, with others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Entry {
     /// The lease is so now.
@@ -60,6 +65,8 @@ pub(crate) struct Recalled {
     pub(crate) length: usize,
     /// The journal goes on after this, and cannot be read.
     pub(crate) cut: bool,
+    /// It is of a version of before: what is written now is not added to it.
+    pub(crate) old: bool,
 }
 
 impl Recalled {
@@ -71,6 +78,36 @@ impl Recalled {
             *known = *known | CounterSet::from_bits(*bits);
         }
         counters
+    }
+
+    fn add(&mut self, entry: Entry) {
+        match entry {
+            Entry::Lease(lease) => {
+                self.next = self.next.max(lease.id + 1);
+                self.leases.insert(lease.id, *lease);
+            }
+            Entry::Ended(id) => {
+                self.next = self.next.max(id + 1);
+                self.leases.remove(&id);
+            }
+            Entry::Next(next) => self.next = self.next.max(next),
+            Entry::Barred(barred) => {
+                self.barred.insert(barred.uid, barred);
+            }
+            Entry::Pardoned(uid) => {
+                self.barred.remove(&uid);
+            }
+        }
+    }
+
+    /// What a journal that is written anew says of it.
+    pub(crate) fn entries(&self) -> Vec<Entry> {
+        let leases = self.leases.values().cloned().map(Box::new);
+        let barred = self.barred.values().cloned();
+        std::iter::once(Entry::Next(self.next))
+            .chain(leases.map(Entry::Lease))
+            .chain(barred.map(Entry::Barred))
+            .collect()
     }
 }
 
@@ -87,8 +124,12 @@ pub(crate) enum Unusable {
 
 /// The header of a journal that begins.
 pub(crate) fn header(boot_id: &str) -> Vec<u8> {
+    header_of(VERSION, boot_id)
+}
+
+fn header_of(version: u32, boot_id: &str) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
-    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(version.to_le_bytes());
     let mut id = boot_id.as_bytes().to_vec();
     id.resize(BOOT_ID, 0);
     bytes.extend(id);
@@ -96,15 +137,16 @@ pub(crate) fn header(boot_id: &str) -> Vec<u8> {
     bytes
 }
 
-impl Entry {
-    /// Appends the record.
-    pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
-        let payload = serde_json::to_vec(self).unwrap_or_default();
-        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        bytes.extend(length.to_le_bytes());
-        bytes.extend(crc32fast::hash(&payload).to_le_bytes());
-        bytes.extend(payload);
-    }
+/// Appends a record of these entries, which are read together or not at all.
+pub(crate) fn write(entries: &[Entry], bytes: &mut Vec<u8>) {
+    add_record(&serde_json::to_vec(entries).unwrap_or_default(), bytes);
+}
+
+fn add_record(payload: &[u8], bytes: &mut Vec<u8>) {
+    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(crc32fast::hash(payload).to_le_bytes());
+    bytes.extend(payload);
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -114,23 +156,21 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// What a journal says.
 pub(crate) fn recall(bytes: &[u8], boot_id: &str) -> Result<Recalled, Unusable> {
-    let ours = header(boot_id);
-    let Some(theirs) = bytes.get(..HEADER) else {
-        return Err(Unusable::NoJournal);
-    };
-    if theirs != ours {
-        let whole = word(theirs, HEADER - 4) == Some(crc32fast::hash(&theirs[..HEADER - 4]));
-        return Err(match word(theirs, 8) {
-            Some(version) if whole && theirs.starts_with(MAGIC) && version != VERSION => {
-                Unusable::Version(version)
-            }
-            Some(_) if whole && theirs.starts_with(MAGIC) => {
-                Unusable::OtherBoot(records(bytes).barred)
-            }
-            _ => Unusable::NoJournal,
-        });
+    let theirs = bytes.get(..HEADER).ok_or(Unusable::NoJournal)?;
+    let whole = word(theirs, HEADER - 4) == Some(crc32fast::hash(&theirs[..HEADER - 4]));
+    let version = word(theirs, MAGIC.len()).filter(|_| whole && theirs.starts_with(MAGIC));
+    let version = version.ok_or(Unusable::NoJournal)?;
+    if !(FIRST..=VERSION).contains(&version) {
+        return Err(Unusable::Version(version));
     }
-    Ok(records(bytes))
+    let recalled = records(bytes);
+    if theirs != header_of(version, boot_id) {
+        return Err(Unusable::OtherBoot(recalled.barred));
+    }
+    Ok(Recalled {
+        old: version < VERSION,
+        ..recalled
+    })
 }
 
 /// What the records behind the header say.
@@ -140,40 +180,28 @@ fn records(bytes: &[u8]) -> Recalled {
         length: HEADER,
         ..Recalled::default()
     };
-    while let Some((entry, length)) = record(&bytes[recalled.length..]) {
+    while let Some((entries, length)) = record(&bytes[recalled.length..]) {
         recalled.length += length;
-        match entry {
-            Entry::Lease(lease) => {
-                recalled.next = recalled.next.max(lease.id + 1);
-                recalled.leases.insert(lease.id, *lease);
-            }
-            Entry::Ended(id) => {
-                recalled.next = recalled.next.max(id + 1);
-                recalled.leases.remove(&id);
-            }
-            Entry::Next(next) => recalled.next = recalled.next.max(next),
-            Entry::Barred(barred) => {
-                recalled.barred.insert(barred.uid, barred);
-            }
-            Entry::Pardoned(uid) => {
-                recalled.barred.remove(&uid);
-            }
-        }
+        entries.into_iter().for_each(|entry| recalled.add(entry));
     }
     recalled.cut = recalled.length < bytes.len();
     recalled
 }
 
 /// The first record, and its length.
-fn record(bytes: &[u8]) -> Option<(Entry, usize)> {
-    let length = usize::try_from(word(bytes, 0)?)
-        .ok()
-        .filter(|length| *length <= MOST)?;
-    let payload = bytes.get(8..8 + length)?;
+fn record(bytes: &[u8]) -> Option<(Vec<Entry>, usize)> {
+    let length = usize::try_from(word(bytes, 0)?).ok()?;
+    let payload = bytes.get(8..length.checked_add(8)?)?;
     if word(bytes, 4)? != crc32fast::hash(payload) {
         return None;
     }
-    Some((serde_json::from_slice(payload).ok()?, 8 + length))
+    let entries = if payload.starts_with(b"[") {
+        serde_json::from_slice(payload).ok()?
+    } else {
+        // Of version 1.
+        vec![serde_json::from_slice(payload).ok()?]
+    };
+    Some((entries, 8 + length))
 }
 
 #[cfg(test)]
@@ -213,10 +241,11 @@ pub(crate) mod tests {
         }
     }
 
+    /// A record of each.
     fn journal(entries: &[Entry]) -> Vec<u8> {
         let mut bytes = header(BOOT);
         for entry in entries {
-            entry.write(&mut bytes);
+            write(std::slice::from_ref(entry), &mut bytes);
         }
         bytes
     }
@@ -262,25 +291,49 @@ pub(crate) mod tests {
         assert_eq!(recall(&bytes, other), Err(Unusable::OtherBoot(expected)));
     }
 
+    /// A record was one entry, and of threads there were numbers alone.
     #[test]
-    fn a_record_of_before_has_threads_without_their_start() {
+    fn a_journal_of_version_1_is_read() {
         let now = Entry::Lease(Box::new(lease(1, 2)));
         let mut of_before = serde_json::to_value(now).expect("JSON");
         let fields = of_before["l"].as_object_mut().expect("a lease");
         assert!(fields.remove("started").is_some());
-        let payload = serde_json::to_vec(&of_before).expect("JSON");
-        let mut bytes = header(BOOT);
-        let length = u32::try_from(payload.len()).expect("it is short");
-        bytes.extend(length.to_le_bytes());
-        bytes.extend(crc32fast::hash(&payload).to_le_bytes());
-        bytes.extend(payload);
+        let mut bytes = header_of(1, BOOT);
+        for entry in [of_before, serde_json::json!({ "n": 9 })] {
+            let payload = serde_json::to_vec(&entry).expect("JSON");
+            add_record(&payload, &mut bytes);
+        }
         let recalled = recall(&bytes, BOOT).expect("a journal");
         let right = Stored {
             started: None,
             ..lease(1, 2)
         };
-        assert_eq!(recalled.leases.into_values().collect::<Vec<_>>(), [right]);
-        assert!(!recalled.cut);
+        assert_eq!(
+            (recalled.next, recalled.cut, recalled.old),
+            (9, false, true)
+        );
+        let anew = recall(&journal(&recalled.entries()), BOOT).expect("a journal");
+        assert_eq!((&anew.leases, anew.next), (&recalled.leases, 9));
+        assert!(!anew.old);
+        assert_eq!(anew.leases.into_values().collect::<Vec<_>>(), [right]);
+    }
+
+    #[test]
+    fn what_was_decided_together_is_there_as_a_whole_or_not_at_all() {
+        let before = journal(&[Entry::Lease(Box::new(lease(1, 2)))]);
+        let mut whole = before.clone();
+        // Two that have what one had.
+        let many = (2..2000).map(|id| Entry::Lease(Box::new(lease(id, 1))));
+        let together: Vec<Entry> = std::iter::once(Entry::Ended(1)).chain(many).collect();
+        write(&together, &mut whole);
+        assert!(whole.len() > 1 << 19, "{}", whole.len());
+        let recalled = recall(&whole, BOOT).expect("a journal");
+        assert_eq!((recalled.leases.len(), recalled.cut), (1998, false));
+        for length in (before.len()..whole.len()).step_by(997) {
+            let recalled = recall(&whole[..length], BOOT).expect("a journal");
+            let left: Vec<u64> = recalled.leases.into_keys().collect();
+            assert_eq!((left, recalled.length), (vec![1], before.len()));
+        }
     }
 
     #[test]

@@ -5,9 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
-use arbiter::Nanos;
-use arbiter_host::{BootTime, CpuSet, HostArbiter, LeaseId};
+use arbiter::{CounterSet, Nanos};
+use arbiter_host::{
+    BootTime, Cause, CpuSet, Demand, Group, GroupId, HostArbiter, LeaseId, Outcome, Owner, PmuId,
+    Scope, TenantId, Terms, Waits,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use umpire_lease::{self as wire, INTERFACE};
@@ -15,7 +19,7 @@ use varlink::Request;
 
 use crate::commit::{Committer, Journal};
 use crate::config::{ArbiterConfig, PmuConfig, WatchdogConfig};
-use crate::journal::{Entry, HEADER, header, recall};
+use crate::journal::{self, Entry, HEADER, header, recall};
 use crate::peer::Client;
 use crate::service::{ConnectionId, Service};
 
@@ -37,9 +41,7 @@ impl Journal for Disk {
         if self.full && !entries.is_empty() {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        entries
-            .iter()
-            .for_each(|entry| entry.write(&mut self.bytes));
+        journal::write(entries, &mut self.bytes);
         Ok(())
     }
 
@@ -191,11 +193,14 @@ fn client() -> Client {
     }
 }
 
-fn service() -> Service {
+fn arbiter() -> HostArbiter {
     let config = config();
     let pmus = config.host_pmus(&CpuSet::from_iter([0]));
-    let arbiter = HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits");
-    Service::new(arbiter, config)
+    HostArbiter::new(pmus, config.policy).expect("the policy fits")
+}
+
+fn service() -> Service {
+    Service::new(arbiter(), config())
 }
 
 impl World {
@@ -498,4 +503,106 @@ proptest! {
         }
         world.settle();
     }
+}
+
+/// Somebody asks for so many of the four counters of CPU 0.
+fn asks(scope: Scope, counters: usize, lasts: Option<Nanos>) -> (Owner, Terms) {
+    let owner = Owner {
+        tenant: TenantId(0),
+        uid: 7,
+        pid: 1,
+        label: String::new(),
+        by: None,
+    };
+    let all = Demand {
+        pmu: PmuId(0),
+        counters: CounterSet::first(4, 0),
+    };
+    let terms = Terms {
+        demands: vec![all; counters],
+        at_least: 1,
+        cpus: CpuSet::from_iter([0]),
+        scope,
+        guaranteed: true,
+        priority: 0,
+        preemptible: false,
+        lasts,
+        waits: Waits::Always,
+    };
+    (owner, terms)
+}
+
+fn group(id: u64, above: &[u64]) -> Scope {
+    Scope::Group(Arc::new(Group {
+        id: GroupId(id),
+        above: above.iter().copied().map(GroupId).collect(),
+        path: format!("/{id}"),
+    }))
+}
+
+/// The leases that an arbiter comes back with of which so much of its journal was written, and what
+/// they hold.
+fn after(bytes: &[u8]) -> Vec<(u64, usize)> {
+    let mut service = service();
+    let recalled = recall(bytes, BOOT).expect("a journal");
+    let leases = recalled.leases.into_values().collect();
+    service.restore(leases, recalled.next, BootTime(0));
+    let leases = service.arbiter().leases();
+    leases.map(|lease| (lease.id.0, lease.holds)).collect()
+}
+
+/// Has a service that gave these what they ask for come to `then`, and end at each byte of what it
+/// writes of that. Returns what the next ones come back with, each once.
+fn cut(
+    asked: Vec<(Owner, Terms)>,
+    then: impl FnOnce(&mut Service, &[LeaseId]),
+) -> BTreeSet<Vec<(u64, usize)>> {
+    let mut arbiter = arbiter();
+    let mut leases = Vec::new();
+    for (owner, terms) in asked {
+        match arbiter.request(owner, terms, BootTime(0), &mut Vec::new()) {
+            Ok(Outcome::Granted { lease, .. } | Outcome::Waits { lease, .. }) => leases.push(lease),
+            Err(why) => panic!("{why:?}"),
+        }
+    }
+    let mut service = Service::new(arbiter, config());
+    let mut bytes = header(BOOT);
+    journal::write(&service.all(), &mut bytes);
+    let before = bytes.len();
+    then(&mut service, &leases);
+    journal::write(service.take().entries(), &mut bytes);
+    let all = before..=bytes.len();
+    all.map(|length| after(&bytes[..length])).collect()
+}
+
+/// What ends with the group above it is not there without it, as an outermost one.
+#[test]
+fn no_journal_has_a_group_below_without_the_one_above_it() {
+    let asked = vec![
+        asks(group(71, &[]), 3, None),
+        asks(group(72, &[71]), 2, None),
+        asks(group(73, &[71, 72]), 1, None),
+    ];
+    let seen = cut(asked, |service, leases| {
+        let ended = BTreeMap::from([(leases[0], Cause::GroupEmpty)]);
+        service.groups_ended(&ended, BootTime(1));
+    });
+    let all = vec![(1, 3), (2, 2), (3, 1)];
+    assert_eq!(seen, BTreeSet::from([vec![], all]));
+}
+
+/// An entry says what a lease came to by all that was decided in one go, and another may be yet to
+/// come that says who has lost it.
+#[test]
+fn no_journal_has_more_held_than_there_is() {
+    let lasts = |ms| Some(Nanos(ms * MS));
+    let asked = vec![
+        asks(Scope::Cpu, 2, lasts(10)),
+        asks(Scope::Cpu, 2, lasts(20)),
+        asks(Scope::Cpu, 4, None),
+    ];
+    // It waits for all four, has two when the first has ended, and then the others.
+    let seen = cut(asked, |service, _| service.advance(BootTime(30 * MS)));
+    let before = vec![(1, 2), (2, 2), (3, 0)];
+    assert_eq!(seen, BTreeSet::from([before, vec![(3, 4)]]));
 }

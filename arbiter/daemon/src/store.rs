@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
 use crate::commit::Journal;
-use crate::journal::{Entry, HEADER, Recalled, Unusable, header, recall};
+use crate::journal::{Entry, HEADER, Recalled, Unusable, VERSION, header, recall, write};
 use crate::sync::Syncer;
 
 const FILE: &str = "leases.journal";
@@ -38,8 +38,8 @@ pub enum StoreError {
     Taken(PathBuf),
     /// It is of another version of Umpire.
     #[error(
-        "{}: this is version {version} of the journal, and this Umpire reads version 1; use the \
-         Umpire that wrote it, or remove the file if no lease is held", .path.display()
+        "{}: this is version {version} of the journal, and this Umpire reads those up to {VERSION}; \
+         use the Umpire that wrote it, or remove the file if no lease is held", .path.display()
     )]
     Version { path: PathBuf, version: u32 },
 }
@@ -150,11 +150,10 @@ impl Store {
             unsynced: false,
             lost: false,
         };
-        if !recalled.barred.is_empty() && store.length < HEADER as u64 {
-            // Beside the old one: whatever happens, nobody is pardoned by it.
-            let barred = recalled.barred.values().cloned().map(Entry::Barred);
-            let barred: Vec<Entry> = barred.collect();
-            store.compact(&barred).map_err(failed(&path, "write"))?;
+        if recalled.old || !recalled.barred.is_empty() && store.length < HEADER as u64 {
+            // Beside the old one: whatever happens, nobody loses a lease or is pardoned by it.
+            let anew = store.compact(&recalled.entries());
+            anew.map_err(failed(&path, "write"))?;
         } else if store.length < HEADER as u64 {
             store.begin().map_err(failed(&path, "write"))?;
         }
@@ -184,9 +183,7 @@ impl Journal for Store {
             (&*self.file).seek(SeekFrom::Start(self.length))?;
         }
         let mut bytes = Vec::new();
-        for entry in entries {
-            entry.write(&mut bytes);
-        }
+        write(entries, &mut bytes);
         self.dirty = true;
         (&*self.file).write_all(&bytes)?;
         self.dirty = false;
@@ -203,9 +200,7 @@ impl Journal for Store {
         let path = self.folder.join(FILE);
         let beside = self.folder.join("leases.journal.new");
         let mut bytes = header(&self.boot_id);
-        for entry in entries {
-            entry.write(&mut bytes);
-        }
+        write(entries, &mut bytes);
         // A disk that has failed is believed when it has taken all.
         let synced = self.lost || self.dirty;
         let written = write_anew(&beside, &bytes, synced).and_then(|file| {
@@ -285,7 +280,7 @@ mod tests {
         store.append(&[Entry::Next(7)]).expect("written");
         drop(store);
         let mut new = header(BOOT);
-        Entry::Next(9).write(&mut new);
+        write(&[Entry::Next(9)], &mut new);
         for written in 0..=new.len() {
             // It ended before the rename.
             let beside = folder.path().join("leases.journal.new");
