@@ -131,7 +131,8 @@ fn of_groups(refusal: &Refusal) -> String {
         ),
         Refusal::TooManyThreadsBelow { above, most } => format!(
             "{most} threads of the tenant may have leases that are taken out of lease {}, of a \
-             control group, beside those of others; name fewer, or give some back",
+             control group, beside those of others; name fewer, give some back, or ask with scope \
+             part, which is for all that the caller runs in the group",
             above.0
         ),
         other => other.reason().to_string(),

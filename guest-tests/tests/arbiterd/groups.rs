@@ -653,6 +653,53 @@ fn a_lease_within_a_lease_is_found_by_itself() {
     let above = granted(&daemon, &job, 3);
     let path = guest_tests::umpire::path().display().to_string();
     let words = [
+/// Who has more threads than may have leases there is told what to do, and that is what it does.
+#[test]
+fn a_program_with_many_threads_has_a_part_of_the_group() {
+    let Some(mut slice) = Slice::new("a_program_with_many_threads_has_a_part") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let many = "import threading\nfor _ in range(32):\n    \
+                threading.Thread(target=threading.Event().wait, daemon=True).start()\n\
+                threading.Event().wait()";
+    let mut command = Command::new(python3());
+    command.args(["-c", many]);
+    let process = slice.start("/job", command).id();
+    let threads = || -> Vec<u32> {
+        let all = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+        let names = all.flatten().map(|entry| entry.file_name());
+        names
+            .filter_map(|name| name.to_str()?.parse().ok())
+            .collect()
+    };
+    let until = Instant::now() + LONG;
+    while threads().len() < 33 {
+        assert!(Instant::now() < until, "its threads do not start");
+        pause();
+    }
+    let above = granted(&daemon, &job, 3);
+    let of = |threads: Vec<u32>| Request {
+        counters: vec![Counters::programmable(2)],
+        scope: Some(LeaseScope::Thread),
+        threads: Some(threads),
+        ..Request::default()
+    };
+    let (reason, said) = lease(&daemon, &of(threads())).expect_err("32 may");
+    assert_eq!(reason, Reason::TooManyBelow);
+    assert!(said.contains("scope part"), "{said}");
+    let most = threads()[..32].to_vec();
+    assert_eq!(
+        lease(&daemon, &of(most)).expect("as many as may").within,
+        Some(above)
+    );
+    until_there(&daemon, &[above]);
+    let words = ["lease", "--counters", "2", "--", "true"];
+    let (done, said) = ended(in_group(&slice, "/job", &daemon, &words));
+    assert!(done && said.contains("out of lease"), "{said}");
+}
+
         "lease",
         "--counters",
         "2",
