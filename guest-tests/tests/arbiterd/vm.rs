@@ -1,5 +1,6 @@
 //! `umpire run --arbiter`: what a guest may use is what its VM's lease holds.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,9 +11,10 @@ use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
 use iced_x86::code_asm::{CodeAssembler, eax, ecx, edx};
 use serde_json::Value;
-use umpire_lease::{Request, Standing};
+use umpire_lease::{Counters, LeaseScope, Request, Standing};
 
 use super::fixture::{Daemon, programmable};
+use super::groups::Slice;
 use super::killed::kills;
 
 /// The VMs themselves end after a minute.
@@ -412,6 +414,70 @@ fn a_part_of_what_tools_have_is_given_back() {
     two.kill().expect("it is there");
     two.wait().expect("it has ended");
     await_leases(&daemon, "tool", &[]);
+}
+
+/// A VM and its tools in a leased group have theirs out of that, and each says so in a line. With
+/// more vCPUs than threads may have leases there the VM is one of these threads.
+#[test]
+fn what_runs_in_a_leased_group_says_out_of_what_it_counts() {
+    let name = "what_runs_in_a_leased_group_says_out_of_what_it_counts";
+    if skipped_without_kvm(name) {
+        return;
+    }
+    let Some(slice) = Slice::new(name) else {
+        return;
+    };
+    let daemon = Daemon::with(&["--budget", "programmable=8"], "");
+    let above = daemon.acquire(&Request {
+        counters: vec![Counters::programmable(8)],
+        scope: Some(LeaseScope::Cgroup),
+        cgroup: Some(slice.make("/vms")),
+        ..Request::default()
+    });
+    let above = above.lease().id;
+    let folder = tempfile::tempdir().expect("a folder");
+    let [inside, said] = ["umpire", "said"].map(|name| folder.path().join(name));
+    let script = format!(
+        "#!/bin/sh\necho $$ > {}\n[ \"$1\" = run ] && exec 2> {}\nexec {} \"$@\"\n",
+        slice.folder.join("vms/cgroup.procs").display(),
+        said.display(),
+        umpire::path().display()
+    );
+    std::fs::write(&inside, script).expect("a file");
+    std::fs::set_permissions(&inside, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let rates = RATES.replace("counters = 6", "counters = 12");
+    let socket = daemon.socket().display().to_string();
+    let asks = [
+        "--arbiter",
+        &socket,
+        "--arbiter-terms",
+        "label=web",
+        "--cpus",
+        "33",
+    ];
+    let vm = Vm::boot_kernel(&inside, &rates, &asks, counts);
+    let of_vm = await_leases(&daemon, "web", &[6]);
+    assert_eq!(of_vm[0].within, Some(above), "{of_vm:?}");
+    let lines = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text).into_owned();
+        let out_of = format!("out of lease {above}, of the control group that the VM is in");
+        (text.matches(&out_of).count(), text)
+    };
+    let (count, told) = lines(&std::fs::read(&said).expect("a file"));
+    assert_eq!(count, 1, "{told}");
+    for (words, right) in [
+        (&["stat", "--vcpu", "0", "-e", "cycles"][..], 1),
+        (&["stat", "--vcpu", "0", "-e", "cycles", "-r", "2"], 1),
+        // It takes no counter.
+        (&["stat", "--vcpu", "0", "-e", "vm-exits"], 0),
+        (&["record", "--vcpu", "0", "-e", "cycles"], 1),
+        (&["record", "--vcpu", "0", "-e", "cycles", "-q"], 0),
+    ] {
+        let output = vm.tool(&[words, &["--for", "300ms"]].concat());
+        let (count, told) = lines(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {told}");
+        assert_eq!(count, right, "{words:?}: {told}");
+    }
 }
 
 /// How many Unix sockets a process listens at.

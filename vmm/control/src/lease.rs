@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use arbiter::PerKind;
@@ -45,6 +46,7 @@ pub enum ContextNews {
 pub(crate) struct LeaseDesk {
     news: Sender<ContextNews>,
     notifier: Arc<Notifier>,
+    within: Arc<AtomicU64>,
 }
 
 impl LeaseDesk {
@@ -58,6 +60,11 @@ impl LeaseDesk {
             uid: tool.uid,
             job,
         }));
+    }
+
+    /// The lease out of which those for contexts are taken, if there is one.
+    pub(crate) fn within(&self) -> Option<u64> {
+        Some(self.within.load(Ordering::Relaxed)).filter(|lease| *lease > 0)
     }
 
     /// A context is attached to nothing any more.
@@ -89,18 +96,23 @@ pub struct LeaseLine {
 pub struct ContextLine {
     dispatcher: JobDispatcher,
     contexts: Receiver<ContextNews>,
+    /// The number of a lease; 0: none.
+    within: Arc<AtomicU64>,
 }
 
 impl ContextLine {
     pub(crate) fn new(dispatcher: JobDispatcher) -> (Self, LeaseDesk) {
         let (news, contexts) = channel();
+        let within = Arc::new(AtomicU64::new(0));
         let desk = LeaseDesk {
             news,
+            within: within.clone(),
             notifier: dispatcher.notifier().clone(),
         };
         let line = ContextLine {
             dispatcher,
             contexts,
+            within,
         };
         (line, desk)
     }
@@ -116,6 +128,12 @@ impl ContextLine {
             return self.contexts.try_recv().ok();
         }
         news
+    }
+
+    /// Tools are told from now on that their leases are taken out of this one, of the control
+    /// group in which the VM runs.
+    pub fn tell_within(&self, lease: Option<u64>) {
+        self.within.store(lease.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// The context may use as many counters as it wants.

@@ -30,6 +30,8 @@ impl VmLease {
     /// The host has no thread left.
     pub fn follow(self, lines: LeaseLines) -> io::Result<()> {
         let LeaseLines { guest, contexts } = lines;
+        // Those of tools are taken where this one was, until one says otherwise.
+        contexts.tell_within(self.kept.lease().within);
         let mut tools = Tools::new(contexts, self.plan.clone());
         let mut follower = Follower {
             told: (self.wanted.lets(self.kept.lease().holds), None),

@@ -173,6 +173,7 @@ impl Tools {
         }
         match self.plan.lease_for_tool(more, tool) {
             Ok(kept) => {
+                self.line.tell_within(kept.lease().within);
                 self.leases.push(Share::new(kept, more));
                 Ok(())
             }

@@ -79,6 +79,17 @@ impl Vm {
         usual_event(&self.model.countable)
     }
 
+    /// Out of which lease what is counted here is taken: whoever began the VM, or asks now, named
+    /// no group. `None`: out of none.
+    #[must_use]
+    pub(crate) fn within(&self) -> Option<String> {
+        let above = self.model.lease_within?;
+        Some(format!(
+            "what is counted here is taken out of lease {above}, of the control group that the VM \
+             is in"
+        ))
+    }
+
     /// `VM 4711 (vmlinuz)`.
     #[must_use]
     pub fn title(&self) -> String {
@@ -166,6 +177,7 @@ mod tests {
                 counter_width: model.width().into(),
                 tsc_khz: 1,
                 virtual_time: false,
+                lease_within: None,
                 vcpus: 1,
                 cores: 1,
                 core_cpus: Vec::new(),

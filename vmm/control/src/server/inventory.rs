@@ -18,6 +18,7 @@ use super::contexts::table::{Attachment, ContextEntry};
 use super::{Countable, ServedVm};
 use crate::document::Document;
 use crate::job::{ContextView, INSPECTION, Target, View, Work};
+use crate::lease::LeaseDesk;
 use crate::message_queue::unread;
 
 /// A thread that has not answered by then is left out of the answer.
@@ -302,6 +303,7 @@ pub(super) fn model(vm: &ServedVm, filter: &EventFilter) -> ModelInfo {
         counter_width: model.width().into(),
         tsc_khz: vm.tsc_khz.into(),
         virtual_time: vm.virtual_time,
+        lease_within: vm.lease_desk.as_ref().and_then(LeaseDesk::within),
         vcpus: number(vm.dispatcher.vcpus()),
         cores: number(vm.dispatcher.cores()),
         core_cpus: vm.core_cpus.clone(),

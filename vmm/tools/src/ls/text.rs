@@ -230,6 +230,7 @@ mod tests {
                 counter_width: 48,
                 tsc_khz: 1,
                 virtual_time: false,
+                lease_within: None,
                 vcpus: 1,
                 cores: 1,
                 core_cpus: Vec::new(),

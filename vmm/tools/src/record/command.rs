@@ -122,6 +122,11 @@ pub fn run_with(options: &RecordOptions, starter: &Starter) -> Result<Completion
         unreported: false,
         began: false,
     };
+    if let Some(within) = vm.within()
+        && !options.quiet
+    {
+        recording.say(&within);
+    }
     if options.verbose {
         recording.say(&described(&recording.scene, &targets));
     }

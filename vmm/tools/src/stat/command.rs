@@ -193,6 +193,12 @@ fn made<'a>(
     if !said {
         // Now that nothing is in the way: an error is one line.
         note_plan(measure, notes);
+        let takes = |event: &Asked| event.request().is_some();
+        if let Some(within) = measure.job.vm.within()
+            && measure.job.events.iter().any(takes)
+        {
+            note(notes, &within);
+        }
     }
     let (end, completion) = run.go(out)?;
     Ok((run, end, completion))

@@ -253,6 +253,10 @@ pub struct ModelInfo {
     /// at any time, and not the host's TSC. Left out where they are not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub virtual_time: bool,
+    /// The lease of a control group in which the VM runs, out of which leases for contexts are
+    /// taken. Left out where they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_within: Option<u64>,
     /// vCPUs of the VM.
     pub vcpus: u32,
     /// Cores that run them.

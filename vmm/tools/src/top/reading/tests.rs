@@ -71,6 +71,7 @@ fn model() -> ModelInfo {
         counter_width: 48,
         tsc_khz: 1,
         virtual_time: false,
+        lease_within: None,
         vcpus: 1,
         cores: 1,
         core_cpus: Vec::new(),
