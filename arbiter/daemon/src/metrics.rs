@@ -1,11 +1,13 @@
 //! The arbiter's figures for OpenMetrics: what has happened is counted as it happens, how
 //! things are is looked at when somebody asks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::budget::{Holder, Holders};
 use arbiter::{CounterSet, Nanos, PerKind};
-use arbiter_host::{Cause, Change, CpuSet, HostArbiter, LeaseId, Place, PmuId, Reason, TenantId};
+use arbiter_host::{
+    Cause, Change, CpuSet, HostArbiter, Lease, LeaseId, LeaseScope, Place, PmuId, Reason, TenantId,
+};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -55,6 +57,8 @@ struct Levels {
     outside: Level,
     free: Level,
     leases: Level,
+    groups: Level,
+    within: Level,
     waiting: Gauge,
     outsiders: Level,
     connections: Level,
@@ -128,6 +132,16 @@ impl Levels {
             ),
             free: metric(all, "arbiter_counters_free", "Counters that nobody has"),
             leases: metric(all, "arbiter_leases", "Leases by their state"),
+            groups: metric(
+                all,
+                "arbiter_groups",
+                "Control groups that have leases, or wait for some, by whose these are",
+            ),
+            within: metric(
+                all,
+                "arbiter_leases_within",
+                "Leases that are taken out of those of control groups, by scope",
+            ),
             waiting: metric(all, "arbiter_waiting", "Requests that wait for counters"),
             outsiders: metric(
                 all,
@@ -579,6 +593,7 @@ impl Metrics {
             self.levels.leases.get_or_create(&labels).inc();
             blind.entry(tenant).or_default().0 += lease.blind_until(arbiter.now()).0;
         }
+        self.look_at_groups(arbiter);
         self.levels.waiting.set(waiting);
         for (tenant, all) in blind {
             let counted = self.counted_blind.entry(tenant).or_default();
@@ -589,6 +604,38 @@ impl Metrics {
                 .get_or_create(&labels)
                 .inc_by(seconds(more));
             counted.0 += more.0;
+        }
+    }
+
+    fn look_at_groups(&self, arbiter: &HostArbiter) {
+        let Levels { groups, within, .. } = &self.levels;
+        groups.clear();
+        within.clear();
+        for (tenant, _) in arbiter.policy().all() {
+            let labels = of_tenant(arbiter, tenant);
+            drop(groups.get_or_create(&labels));
+            for scope in [LeaseScope::Cgroup, LeaseScope::Thread, LeaseScope::Part] {
+                let mut labels = labels.clone();
+                labels.push(("scope", scope.to_string()));
+                drop(within.get_or_create(&labels));
+            }
+        }
+        let leased = arbiter.leased_groups();
+        for leases in leased.values() {
+            let leases = leases.iter().filter_map(|id| arbiter.lease(*id));
+            let tenants: BTreeSet<TenantId> = leases.map(|lease| lease.owner.tenant).collect();
+            for tenant in tenants {
+                groups.get_or_create(&of_tenant(arbiter, tenant)).inc();
+            }
+        }
+        let is_within = |lease: &&Lease| {
+            let mut above = lease.terms.scope.above();
+            above.any(|group| leased.contains_key(&group))
+        };
+        for lease in arbiter.leases().filter(is_within) {
+            let mut labels = of_tenant(arbiter, lease.owner.tenant);
+            labels.push(("scope", lease.terms.scope.word().to_string()));
+            within.get_or_create(&labels).inc();
         }
     }
 }

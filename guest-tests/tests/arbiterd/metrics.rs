@@ -11,12 +11,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use umpire_lease::{AuditIn, CallError, Figure, Next, NoReply, Reason, ReportIn, Request};
+use umpire_lease::{
+    AuditIn, CallError, Counters, Figure, LeaseScope, Next, NoReply, Reason, ReportIn, Request,
+};
 
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::Vm;
 
 use super::fixture::{Daemon, LONG, programmable};
+use super::groups::Slice;
 use super::python::python;
 
 /// Asks at a Unix socket, and returns all that comes; nothing if one is too many, who is closed
@@ -122,6 +125,59 @@ fn figures_are_what_happened() {
     };
     assert_eq!(why.reason, Reason::NoSuchLease);
     drop(held);
+}
+
+#[test]
+fn leases_of_control_groups_have_figures_of_their_own() {
+    let Some(mut slice) = Slice::new("leases_of_control_groups_have_figures") else {
+        return;
+    };
+    let daemon = daemon("");
+    let [job, step, _] = ["/job", "/job/step", "/other"].map(|name| slice.make(name));
+    let thread = slice.start("/job/step", Command::new("cat")).id();
+    let of_group = |path: &str, count| Request {
+        counters: vec![Counters::programmable(count)],
+        scope: Some(LeaseScope::Cgroup),
+        cgroup: Some(path.to_owned()),
+        ..Request::default()
+    };
+    let of = |text: &str, name: &str, labels: &str| {
+        value(
+            text,
+            &format!("umpire_arbiter_{name}{{tenant=\"default\"{labels}}}"),
+        )
+    };
+    assert_eq!(of(&metrics(&daemon), "groups", ""), 0.0);
+    for (path, count) in [(&job, 3), (&job, 1), (&step, 2)] {
+        drop(daemon.acquire(&of_group(path, count)));
+    }
+    let _held = daemon.acquire(&Request {
+        scope: Some(LeaseScope::Thread),
+        threads: Some(vec![thread]),
+        ..programmable(1)
+    });
+    let text = metrics(&daemon);
+    assert_eq!(of(&text, "groups", ""), 2.0);
+    assert_eq!(of(&text, "leases_within", ",scope=\"cgroup\""), 1.0);
+    assert_eq!(of(&text, "leases_within", ",scope=\"thread\""), 1.0);
+    let child = slice.child(thread);
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    let until = Instant::now() + LONG;
+    loop {
+        let text = metrics(&daemon);
+        if of(&text, "groups", "") == 0.0 {
+            let lost = of(&text, "losses_total", ",reason=\"group-empty\"");
+            assert!(lost >= 2.0, "{text}");
+            for scope in ["cgroup", "thread", "part"] {
+                let labels = format!(",scope=\"{scope}\"");
+                assert_eq!(of(&text, "leases_within", &labels), 0.0);
+            }
+            return;
+        }
+        assert!(Instant::now() < until, "{text}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
