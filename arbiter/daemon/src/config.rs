@@ -172,6 +172,8 @@ pub(crate) struct Members {
     pub(crate) opens_events: bool,
     /// Whether its users may ask for leases of control groups that are others'.
     pub(crate) for_others: bool,
+    /// Control groups, with those below them, of which they may whoever runs there.
+    pub(crate) for_cgroups: Vec<CgroupRule>,
 }
 
 /// What the service needs to know.
@@ -369,6 +371,12 @@ impl ArbiterConfig {
 }
 
 impl Members {
+    /// Whether its users may ask for the control group of this path, whoever runs there.
+    pub(crate) fn may_ask_for(&self, path: &str) -> bool {
+        let mut rules = self.for_cgroups.iter();
+        rules.any(|rule| rule.covers(path.as_bytes()))
+    }
+
     fn has(&self, peer: &crate::peer::Client) -> bool {
         let path = peer.cgroup.as_deref();
         let below = |rule: &CgroupRule| path.is_some_and(|path| rule.covers(path));

@@ -334,6 +334,26 @@ impl LateTree {
     }
 }
 
+/// A path of a request from the root of the hierarchy on. `own`: the group of who asks.
+///
+/// # Errors
+/// It is none, or that group is not known.
+pub(crate) fn absolute(path: &str, own: Option<&[u8]>) -> Result<String, NoGroup> {
+    if path.starts_with('/') {
+        return Ok(path.to_owned());
+    }
+    let wrong = |why| NoGroup::Path(path.to_owned(), why);
+    let own = own.ok_or_else(|| wrong("the caller's own group is not known here"))?;
+    let own = std::str::from_utf8(own).map_err(|_| {
+        wrong("the caller's own group has a name that is not UTF-8, and no message can have that")
+    })?;
+    match path {
+        "" => Err(wrong("it is empty")),
+        "." => Ok(own.to_owned()),
+        below => Ok(format!("{}/{below}", own.strip_suffix('/').unwrap_or(own))),
+    }
+}
+
 /// A path as a message has it, the start of a long one.
 pub(crate) fn shown(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);

@@ -469,6 +469,46 @@ fn a_group_is_leased_for_others_by_a_right_of_its_own() {
     assert_eq!(reason, Reason::UnknownTenant);
 }
 
+/// A unit's group, which is known by its name alone as long as nobody has asked: several users run
+/// there, and who may ask is none of them.
+#[test]
+fn a_rule_has_the_names_of_groups_that_are_leased() {
+    let Some(mut slice) = Slice::new("a_rule_has_the_names_of_groups") else {
+        return;
+    };
+    let rule = format!(
+        "for-cgroups = ['{}']\nmaximum = {{ programmable = 2 }}\n",
+        slice.path("/web-*.service")
+    );
+    let mut daemon = daemon(&format!("{POLICY}{rule}"));
+    daemon.open_to_all();
+    let web = slice.make("/web-shop.service");
+    let other = slice.make("/db.service");
+    let child = slice.run("/web-shop.service");
+    slice.run("/db.service");
+    let of = |path: &str, count: u32| {
+        format!(r#"{{"cgroup": "{path}", "counters": [{{"count": {count}}}]}}"#)
+    };
+    for (path, count, why) in [
+        (&other, 2, "not of user 65534"),
+        // The limits are those of who asks.
+        (&web, 3, "of a kind"),
+    ] {
+        let said = ask(&daemon, &AS_NOBODY, &of(path, count));
+        assert!(said.starts_with("refused") && said.contains(why), "{said}");
+    }
+    let said = ask(&daemon, &AS_NOBODY, &of(&web, 2));
+    assert!(said.starts_with("granted jobs 65534"), "{said}");
+    // It is that group's, by its number: another of that name has nothing of it.
+    daemon.kill();
+    slice.kill(child);
+    slice.remove("/web-shop.service");
+    slice.make("/web-shop.service");
+    slice.run("/web-shop.service");
+    daemon.begin();
+    until_there(&daemon, &[]);
+}
+
 /// Runs a command as root of a user namespace in which user and group 65534 are 7.
 const RENUMBERED: &str = r#"
 import ctypes, os, sys
@@ -613,46 +653,6 @@ fn threads_with_leases_and_groups_do_not_mix() {
     assert_eq!(why_ended(&daemon, held.lease().id), "moved-away");
 }
 
-/// A command in a group, as people start one there.
-fn in_group(slice: &Slice, below: &str, daemon: &Daemon, words: &[&str]) -> Child {
-    let procs = slice.folder.join(&below[1..]).join("cgroup.procs");
-    let mut command = Command::new("sh");
-    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
-    command
-        .arg(procs)
-        .arg(guest_tests::umpire::path())
-        .args(words);
-    command.env("UMPIRE_ARBITER", daemon.socket());
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command.spawn().expect("sh starts")
-}
-
-fn ended(child: Child) -> (bool, String) {
-    let output = child.wait_with_output().expect("it is ours");
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.success(), errors)
-}
-
-/// `umpire lease` in a leased group takes its own out of that one's, without being told; so do
-/// those that it starts; and all end with the outer one.
-#[test]
-fn a_lease_within_a_lease_is_found_by_itself() {
-    let Some(mut slice) = Slice::new("a_lease_within_a_lease_is_found_by_itself") else {
-        return;
-    };
-    let daemon = daemon(POLICY);
-    let job = slice.make("/job");
-    slice.make("/job/step");
-    slice.run("/job");
-    // Before the group has one, it is one for the whole CPU.
-    let (done, said) = ended(in_group(&slice, "/job", &daemon, &["lease", "--", "true"]));
-    assert!(done && !said.contains("out of lease"), "{said}");
-    let above = granted(&daemon, &job, 3);
-    let path = guest_tests::umpire::path().display().to_string();
-    let words = [
 /// Who has more threads than may have leases there is told what to do, and that is what it does.
 #[test]
 fn a_program_with_many_threads_has_a_part_of_the_group() {
@@ -700,6 +700,46 @@ fn a_program_with_many_threads_has_a_part_of_the_group() {
     assert!(done && said.contains("out of lease"), "{said}");
 }
 
+/// A command in a group, as people start one there.
+fn in_group(slice: &Slice, below: &str, daemon: &Daemon, words: &[&str]) -> Child {
+    let procs = slice.folder.join(&below[1..]).join("cgroup.procs");
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+    command
+        .arg(procs)
+        .arg(guest_tests::umpire::path())
+        .args(words);
+    command.env("UMPIRE_ARBITER", daemon.socket());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().expect("sh starts")
+}
+
+fn ended(child: Child) -> (bool, String) {
+    let output = child.wait_with_output().expect("it is ours");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.success(), errors)
+}
+
+/// `umpire lease` in a leased group takes its own out of that one's, without being told; so do
+/// those that it starts; and all end with the outer one.
+#[test]
+fn a_lease_within_a_lease_is_found_by_itself() {
+    let Some(mut slice) = Slice::new("a_lease_within_a_lease_is_found_by_itself") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    slice.make("/job/step");
+    slice.run("/job");
+    // Before the group has one, it is one for the whole CPU.
+    let (done, said) = ended(in_group(&slice, "/job", &daemon, &["lease", "--", "true"]));
+    assert!(done && !said.contains("out of lease"), "{said}");
+    let above = granted(&daemon, &job, 3);
+    let path = guest_tests::umpire::path().display().to_string();
+    let words = [
         "lease",
         "--counters",
         "2",

@@ -373,6 +373,11 @@ fn a_rule_that_cannot_apply_is_warned_of() {
         ),
         (r#"cgroups = ["no/such"]"#, "write '/no/such'"),
         (
+            r#"for-cgroups = ["/s.slice/web\x2d*.service"]"#,
+            r"'/s.slice/web\x2d*.service'",
+        ),
+        (r#"for-cgroups = ["s.slice"]"#, "write '/s.slice'"),
+        (
             r#"cgroups = ["/sys/fs/cgroup/no"]"#,
             "leave out where the hierarchy is mounted: '/no'",
         ),

@@ -74,6 +74,8 @@ struct TenantConfig {
     opens_events: bool,
     #[serde(default)]
     for_others: bool,
+    #[serde(default)]
+    for_cgroups: Vec<toml::Spanned<String>>,
 }
 
 /// A user or a group: a number, or a name that the host knows.
@@ -535,17 +537,21 @@ impl TenantConfig {
         }
         let user = |name: &str| Ok(User::from_name(name)?.map(|user| user.uid.as_raw()));
         let group = |name: &str| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()));
-        let cgroups = self.cgroups.iter().map(|path| {
-            let written = text.get(path.span()).unwrap_or_default();
-            CgroupRule::new(path.get_ref(), written)
-        });
+        let rules = |paths: &[toml::Spanned<String>]| {
+            let rule = |path: &toml::Spanned<String>| {
+                let written = text.get(path.span()).unwrap_or_default();
+                CgroupRule::new(path.get_ref(), written)
+            };
+            paths.iter().map(rule).collect()
+        };
         Ok(Members {
             users: self.numbers(&self.users, "user", "passwd", user)?,
             groups: self.numbers(&self.groups, "group", "group", group)?,
-            cgroups: cgroups.collect(),
+            cgroups: rules(&self.cgroups),
             operator: self.operator,
             opens_events: self.opens_events,
             for_others: self.for_others,
+            for_cgroups: rules(&self.for_cgroups),
         })
     }
 

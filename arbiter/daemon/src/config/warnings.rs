@@ -186,6 +186,8 @@ impl Members {
         if nobody {
             wrong.push("none of its control groups is there, so nobody can use it now".to_owned());
         }
+        let asked_for = self.for_cgroups.iter();
+        wrong.extend(asked_for.filter_map(|rule| of_cgroup(rule, mounted)));
         if self.for_others && mounted.as_ref().is_ok_and(Vec::is_empty) {
             wrong.push(
                 "for-others is for leases of control groups, and the unified hierarchy (cgroup2) \

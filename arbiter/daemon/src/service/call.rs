@@ -11,9 +11,9 @@ use umpire_lease::{self as wire, INTERFACE};
 use super::ConnectionId;
 use super::said::Denial;
 use super::shown::Viewer;
-use crate::config::{ArbiterConfig, WATCHDOG};
+use crate::config::{ArbiterConfig, Members, WATCHDOG};
 use crate::convert;
-use crate::groups::Job;
+use crate::groups::{Job, absolute};
 use crate::peer::Client;
 use crate::task::Ids;
 
@@ -215,13 +215,33 @@ pub(super) fn caller(
     (caller, tenants)
 }
 
-/// Of its user's tenants the first that may ask in another's place.
-fn asker(config: &ArbiterConfig, calling: &Calling<'_>) -> Option<TenantId> {
-    let may = |tenant: &&TenantId| {
-        let members = config.members.get(usize::from(tenant.0));
-        members.is_some_and(|members| members.for_others)
+/// Those of its user's tenants that may do something.
+fn tenants_that<'a>(
+    config: &'a ArbiterConfig,
+    calling: &'a Calling<'_>,
+    may: impl Fn(&Members) -> bool + 'a,
+) -> impl Iterator<Item = TenantId> + 'a {
+    let members = |tenant: &TenantId| config.members.get(usize::from(tenant.0));
+    let may = move |tenant: &TenantId| members(tenant).is_some_and(&may);
+    calling.tenants.iter().copied().filter(may)
+}
+
+/// Of its user's tenants the first that may ask in another's place for a control group. By its
+/// path alone that is decided, and nothing else: which group that is now is found out later.
+fn asker(config: &ArbiterConfig, calling: &Calling<'_>, cgroup: Option<&str>) -> Option<TenantId> {
+    let path = absolute_path(calling, cgroup);
+    let may = move |members: &Members| {
+        members.for_others
+            || path
+                .as_deref()
+                .is_some_and(|path| members.may_ask_for(path))
     };
-    calling.tenants.iter().find(may).copied()
+    tenants_that(config, calling, may).next()
+}
+
+/// What is wrong with a path is said when its group is looked for.
+fn absolute_path(calling: &Calling<'_>, cgroup: Option<&str>) -> Option<String> {
+    cgroup.and_then(|path| absolute(path, calling.client.cgroup.as_deref()).ok())
 }
 
 /// Whose doing a call is: of its user's tenants the one that it asks for, or the one that it
@@ -236,7 +256,9 @@ pub(super) fn doer(
         .pointer("/request/for_uid")
         .is_some_and(|uid| !uid.is_null())
     {
-        return asker(config, calling).or(calling.tenants.first().copied());
+        let cgroup = parameters.pointer("/request/cgroup");
+        let asker = asker(config, calling, cgroup.and_then(Value::as_str));
+        return asker.or(calling.tenants.first().copied());
     }
     let named = parameters
         .pointer("/request/tenant")
@@ -309,20 +331,13 @@ pub(super) fn owner_or_job(
     request: &wire::Request,
 ) -> Result<(Owner, Job), Denial> {
     let (uid, gid) = match (request.for_uid, request.for_gid) {
-        (None, None) => {
-            let job = if calling.caller.operator {
-                Job::Anybody
-            } else {
-                Job::Own(calling.client.uid)
-            };
-            return Ok((owner(arbiter, calling, request)?, job));
-        }
+        (None, None) => return own_or_named(config, arbiter, calling, request),
         (Some(uid), Some(gid)) => (uid, gid),
         _ => return Err(Denial::wrong("for_uid and for_gid: name both, or neither")),
     };
-    let asks = asker(config, calling).ok_or_else(|| {
-        let why = "the policy lets none of this user's tenants ask for others; the operator can \
-                   allow it (for-others = true)";
+    let asks = asker(config, calling, request.cgroup.as_deref()).ok_or_else(|| {
+        let why = "the policy lets none of this user's tenants ask for others there; the operator \
+                   can allow it (for-others = true, or for-cgroups with the group's path)";
         Denial::from(wire::Refusal::of(Reason::Foreign, why))
     })?;
     let here = |name, ids, number| {
@@ -335,6 +350,8 @@ pub(super) fn owner_or_job(
         uid,
         pid: calling.client.pid,
         groups: vec![gid],
+        // Whoever runs there is of the tenants that have the group.
+        cgroup: absolute_path(calling, request.cgroup.as_deref()).map(String::into_bytes),
         ..Client::default()
     };
     let (caller, tenants) = caller(config, arbiter, &client, None);
@@ -353,6 +370,34 @@ pub(super) fn owner_or_job(
         ..owner(arbiter, &job, request)?
     };
     Ok((owner, Job::Others { uid, gid }))
+}
+
+/// The same, for whom who calls may ask in its own name: for itself, or for whoever runs in
+/// control groups of these names.
+fn own_or_named(
+    config: &ArbiterConfig,
+    arbiter: &HostArbiter,
+    calling: &Calling<'_>,
+    request: &wire::Request,
+) -> Result<(Owner, Job), Denial> {
+    let mut owner = owner(arbiter, calling, request)?;
+    if calling.caller.operator {
+        return Ok((owner, Job::Anybody));
+    }
+    let path = absolute_path(calling, request.cgroup.as_deref());
+    let may = |members: &Members| {
+        path.as_deref()
+            .is_some_and(|path| members.may_ask_for(path))
+    };
+    let mut named = tenants_that(config, calling, may);
+    let by_name = match &request.tenant {
+        // That one is meant which may.
+        None => named.next(),
+        Some(_) => named.find(|tenant| *tenant == owner.tenant),
+    };
+    owner.tenant = by_name.unwrap_or(owner.tenant);
+    let own = Job::Own(calling.client.uid);
+    Ok((owner, by_name.map_or(own, |_| Job::Anybody)))
 }
 
 /// The client is of no tenant, as far as it is known.
@@ -382,6 +427,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::task::Life;
 
     /// A user of several tenants speaks for the one by which it has asked.
     #[test]
@@ -441,6 +487,99 @@ mod tests {
             };
             let (caller, _) = caller(&config, &arbiter, &client, Some(lease));
             assert_eq!(arbiter.own(lease, None, caller).is_ok(), right, "{uid}");
+        }
+    }
+
+    /// By the name of a group it is decided who may ask for it, and whose tenant a job in it is.
+    #[test]
+    fn a_group_is_leased_by_its_name_where_the_policy_says_so() {
+        const TEXT: &str = "[[tenant]]\nname = \"people\"\nusers = [7, 8]\n\
+             [[tenant]]\nname = \"agents\"\nusers = [7]\n\
+             for-cgroups = ['/system.slice/web-*.service', '/slurm']\n\
+             [[tenant]]\nname = \"web\"\ncgroups = ['/system.slice/web-*.service']\n";
+        let config = ArbiterConfig::parse(Path::new("test"), TEXT).expect("a configuration");
+        let arbiter = HostArbiter::new(Vec::new(), config.policy.clone()).expect("it fits");
+        let life = Life::of(std::process::id()).expect("it can be seen");
+        let ask = |uid, cgroup: &str, tenant: Option<&str>, for_uid: Option<u32>| {
+            let client = Client {
+                uid,
+                pid: std::process::id(),
+                process: life.as_ref().map(|life| life.id),
+                cgroup: Some(b"/system.slice/agent.service".to_vec()),
+                ..Client::default()
+            };
+            let (caller, tenants) = caller(&config, &arbiter, &client, None);
+            let calling = Calling {
+                from: ConnectionId(1),
+                client: &client,
+                tenants,
+                caller,
+                more: false,
+                now: BootTime(0),
+            };
+            let request = wire::Request {
+                cgroup: Some(cgroup.to_owned()),
+                tenant: tenant.map(str::to_owned),
+                for_uid,
+                for_gid: for_uid,
+                ..wire::Request::default()
+            };
+            let asked = owner_or_job(&config, &arbiter, &calling, &request).ok()?;
+            let (Owner { tenant, by, .. }, job) = asked;
+            let job = match job {
+                Job::Anybody => "anybody",
+                Job::Own(_) => "own",
+                Job::Others { .. } => "others",
+            };
+            Some((tenant.0, by.map(|by| by.tenant.0), job))
+        };
+        let web = "/system.slice/web-shop.service";
+        for (uid, cgroup, tenant, for_uid, right) in [
+            (7, web, None, None, Some((1, None, "anybody"))),
+            (
+                7,
+                &format!("{web}/workers"),
+                None,
+                None,
+                Some((1, None, "anybody")),
+            ),
+            (7, web, Some("agents"), None, Some((1, None, "anybody"))),
+            // For itself it may ask as any tenant of its user.
+            (7, web, Some("people"), None, Some((0, None, "own"))),
+            (
+                7,
+                "/system.slice/db.service",
+                None,
+                None,
+                Some((0, None, "own")),
+            ),
+            (
+                7,
+                "/system.slice/web-shop.serviceX",
+                None,
+                None,
+                Some((0, None, "own")),
+            ),
+            (8, web, None, None, Some((0, None, "own"))),
+            // Below the caller's own group.
+            (7, "web-shop.service", None, None, Some((0, None, "own"))),
+            (7, web, None, Some(9), Some((2, Some(1), "others"))),
+            (
+                7,
+                "/slurm/job_1",
+                None,
+                Some(8),
+                Some((0, Some(1), "others")),
+            ),
+            (7, "/slurm/job_1", None, Some(9), None),
+            (7, "/system.slice/db.service", None, Some(8), None),
+            (8, web, None, Some(9), None),
+        ] {
+            assert_eq!(
+                ask(uid, cgroup, tenant, for_uid),
+                right,
+                "{uid} {cgroup} {tenant:?} {for_uid:?}"
+            );
         }
     }
 

@@ -8,7 +8,9 @@ use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
 
 use super::call::Calling;
 use crate::convert::Means;
-use crate::groups::{DEEPEST, Job, LateTree, NamedGroup, NoGroup, Tree, innermost_leased, path_of};
+use crate::groups::{
+    DEEPEST, Job, LateTree, NamedGroup, NoGroup, Tree, absolute, innermost_leased, path_of,
+};
 use crate::peer::Client;
 use crate::task::Task;
 
@@ -69,7 +71,7 @@ impl<'a> Meant<'a> {
     }
 
     fn found(&mut self, path: &str) -> Result<Group, NoGroup> {
-        let path = absolute(path, self.client)?;
+        let path = absolute(path, self.client.cgroup.as_deref())?;
         if path.chars().any(char::is_control) {
             // Whoever lists leases has it on a terminal.
             let path = path.escape_default().take(256).collect();
@@ -192,22 +194,4 @@ pub(super) fn runs_in(
 ) -> Result<bool, NoGroup> {
     *looks += 1 + DEEPEST as u64 / 4;
     known(tree, looks)?.runs_in(task.id.number, group)
-}
-
-/// The path from the root of the hierarchy on.
-fn absolute(path: &str, client: &Client) -> Result<String, NoGroup> {
-    if path.starts_with('/') {
-        return Ok(path.to_owned());
-    }
-    let wrong = |why| NoGroup::Path(path.to_owned(), why);
-    let own = client.cgroup.as_deref();
-    let own = own.ok_or_else(|| wrong("the caller's own group is not known here"))?;
-    let own = std::str::from_utf8(own).map_err(|_| {
-        wrong("the caller's own group has a name that is not UTF-8, and no message can have that")
-    })?;
-    match path {
-        "" => Err(wrong("it is empty")),
-        "." => Ok(own.to_owned()),
-        below => Ok(format!("{}/{below}", own.strip_suffix('/').unwrap_or(own))),
-    }
 }
