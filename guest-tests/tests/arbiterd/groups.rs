@@ -469,8 +469,7 @@ fn a_group_is_leased_for_others_by_a_right_of_its_own() {
     assert_eq!(reason, Reason::UnknownTenant);
 }
 
-/// A unit's group, which is known by its name alone as long as nobody has asked: several users run
-/// there, and who may ask is none of them.
+/// Who runs in a unit's group is none of those who may ask for it, which they may by its name.
 #[test]
 fn a_rule_has_the_names_of_groups_that_are_leased() {
     let Some(mut slice) = Slice::new("a_rule_has_the_names_of_groups") else {
