@@ -446,7 +446,12 @@ fn below(folder: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<O
 }
 
 fn is_v2(folder: &impl AsFd) -> rustix::io::Result<bool> {
-    Ok(fstatfs(folder)?.f_type == CGROUP2)
+    let kind = fstatfs(folder)?.f_type;
+    #[cfg(test)]
+    if crate::played::is_v2(kind) {
+        return Ok(true);
+    }
+    Ok(kind == CGROUP2)
 }
 
 fn failed(path: &str, error: Errno) -> NoGroup {

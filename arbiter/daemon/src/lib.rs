@@ -31,6 +31,8 @@ mod manager;
 mod metrics;
 mod own;
 mod peer;
+#[cfg(test)]
+mod played;
 mod probe;
 mod room;
 mod scrape;

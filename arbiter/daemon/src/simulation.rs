@@ -1,16 +1,18 @@
 //! The service played through: clients that come, go, and lose their answers; an arbiter that
-//! crashes between any two steps; a disk that is full for a while; time that jumps. After
-//! each step nobody believes that it holds what another does, and nobody has lost what was
-//! acknowledged.
+//! crashes between any two steps, or while it writes; a disk that is full for a while; time that
+//! jumps; control groups that are made, run in, emptied, and removed, of which others of their
+//! names come, and threads that move between them. After each step nobody believes that it holds
+//! what another does, and nobody has lost what was acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Cause, CpuSet, Demand, Group, GroupId, HostArbiter, LeaseId, Outcome, Owner, PmuId,
-    Scope, TenantId, Terms, Waits,
+    BootTime, Cause, CpuSet, Demand, Group, GroupId, HostArbiter, Lease, LeaseId, LeaseScope,
+    Outcome, Owner, PmuId, Scope, TenantId, Terms, ThreadId, Waits,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -19,9 +21,12 @@ use varlink::Request;
 
 use crate::commit::{Committer, Journal};
 use crate::config::{ArbiterConfig, PmuConfig, WatchdogConfig};
+use crate::group_watch::Groups;
 use crate::journal::{self, Entry, HEADER, header, recall};
 use crate::peer::Client;
+use crate::played::PlayedGroups;
 use crate::service::{ConnectionId, Service};
+use crate::task::Life;
 
 const BOOT: &str = "0b5c6c3e-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
 const COUNTERS: u32 = 4;
@@ -34,6 +39,8 @@ struct Disk {
     bytes: Vec<u8>,
     full: bool,
     fails: bool,
+    /// It was written anew so many times.
+    anew: usize,
 }
 
 impl Journal for Disk {
@@ -50,6 +57,7 @@ impl Journal for Disk {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.bytes = header(BOOT);
+        self.anew += 1;
         self.append(entries)
     }
 
@@ -65,9 +73,23 @@ impl Journal for Disk {
     }
 }
 
+/// The groups that there may be.
+const GROUPS: [&str; 4] = ["/a", "/a/b", "/a/b/c", "/d"];
+/// Threads that run in them.
+const THREADS: usize = 3;
+
+/// For whom a lease is to be.
+#[derive(Clone, Copy, Debug)]
+enum For {
+    Cpu,
+    Group(usize),
+    Thread(usize),
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Ask {
+        of: For,
         counters: u32,
         at_least: u32,
         more: bool,
@@ -97,10 +119,24 @@ enum Step {
     /// The disk has not taken what was written; the arbiter learns of it in the middle of a
     /// batch.
     Fails,
-    /// The batch so far is decided, and perhaps written; its answers never come.
+    /// The batch so far is decided, and perhaps written, so many percent of it; its answers never
+    /// come.
     Crash {
-        written: bool,
+        written: Option<usize>,
     },
+    Make {
+        group: usize,
+    },
+    Remove {
+        group: usize,
+    },
+    /// A thread runs in a group from now on, or in none.
+    Move {
+        thread: usize,
+        group: Option<usize>,
+    },
+    /// It is looked at what the kernel does not tell.
+    Look,
     /// The CPU goes offline, or comes back.
     Cpu {
         online: bool,
@@ -113,24 +149,37 @@ enum Step {
     Settle,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+/// Somebody asks, and so many counters are enough for it at most.
+fn asking(of: impl Strategy<Value = For>, enough: u32) -> impl Strategy<Value = Step> {
     let ask = (
+        of,
         1u32..=COUNTERS,
-        1u32..=COUNTERS,
+        1u32..=enough,
         any::<bool>(),
         prop_oneof![Just(None), Just(Some(-1)), (1i64..300).prop_map(Some)],
         proptest::option::of(1u64..500),
         any::<bool>(),
     );
-    prop_oneof![
-        6 => ask.prop_map(|(counters, at_least, more, waits_ms, lasts_ms, guaranteed)| Step::Ask {
+    ask.prop_map(
+        |(of, counters, at_least, more, waits_ms, lasts_ms, guaranteed)| Step::Ask {
+            of,
             counters,
             at_least: at_least.min(counters),
             more,
             waits_ms,
             lasts_ms,
             guaranteed,
-        }),
+        },
+    )
+}
+
+fn crash() -> impl Strategy<Value = Step> {
+    proptest::option::of(0usize..=100).prop_map(|written| Step::Crash { written })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => asking(Just(For::Cpu), COUNTERS),
         3 => (0usize..8, 0u32..3).prop_map(|(which, keep)| Step::Release { which, keep }),
         2 => (0usize..8).prop_map(|which| Step::Renew { which }),
         1 => (0usize..8).prop_map(|which| Step::Revoke { which }),
@@ -138,10 +187,34 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![0u64..20, 50u64..800].prop_map(|ms| Step::Pass { ms }),
         1 => any::<bool>().prop_map(|full| Step::Full { full }),
         1 => Just(Step::Fails),
-        1 => any::<bool>().prop_map(|written| Step::Crash { written }),
+        1 => crash(),
         1 => any::<bool>().prop_map(|online| Step::Cpu { online }),
         1 => any::<bool>().prop_map(|wanted| Step::Watchdog { wanted }),
         8 => Just(Step::Settle),
+    ]
+}
+
+/// Mostly of groups and what runs in them.
+fn step_in_groups() -> impl Strategy<Value = Step> {
+    let of = prop_oneof![
+        1 => Just(For::Cpu),
+        6 => (0..GROUPS.len()).prop_map(For::Group),
+        3 => (0..THREADS).prop_map(For::Thread),
+    ];
+    let moves = (0..THREADS, proptest::option::weighted(0.7, 0..GROUPS.len()));
+    prop_oneof![
+        9 => asking(of, 2),
+        3 => (0usize..8, 0u32..3).prop_map(|(which, keep)| Step::Release { which, keep }),
+        1 => (0usize..8).prop_map(|which| Step::Revoke { which }),
+        1 => (0usize..8).prop_map(|which| Step::Gone { which }),
+        2 => prop_oneof![0u64..20, 50u64..800].prop_map(|ms| Step::Pass { ms }),
+        1 => any::<bool>().prop_map(|full| Step::Full { full }),
+        3 => crash(),
+        4 => (0..GROUPS.len()).prop_map(|group| Step::Make { group }),
+        2 => (0..GROUPS.len()).prop_map(|group| Step::Remove { group }),
+        4 => moves.prop_map(|(thread, group)| Step::Move { thread, group }),
+        4 => Just(Step::Look),
+        4 => Just(Step::Settle),
     ]
 }
 
@@ -167,10 +240,20 @@ struct World {
     /// The watchdog is on, and has a counter.
     watchdog: bool,
     online: bool,
+    host: PlayedGroups,
+    watch: Groups,
+    /// Of leases in groups, those above of which they are parts.
+    within: BTreeMap<LeaseId, BTreeSet<GroupId>>,
+    /// What leases in groups held when all was answered last.
+    acknowledged: BTreeMap<LeaseId, usize>,
+    /// Leases in whose groups something was seen to run, by this arbiter.
+    ran: BTreeSet<LeaseId>,
 }
 
-fn config() -> ArbiterConfig {
+fn config(root: &Path) -> ArbiterConfig {
     ArbiterConfig {
+        root: root.to_owned(),
+        arrive: Nanos(300 * MS),
         pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
         claim_window: Nanos(WINDOW),
         state: Some("kept".into()),
@@ -186,21 +269,44 @@ fn config() -> ArbiterConfig {
 }
 
 fn client() -> Client {
+    let life = Life::of(std::process::id()).expect("it can be seen");
     Client {
-        pid: 1,
+        pid: std::process::id(),
         uid: rustix::process::geteuid().as_raw(),
+        process: life.map(|life| life.id),
+        is_inner: Some(false),
         ..Client::default()
     }
 }
 
-fn arbiter() -> HostArbiter {
-    let config = config();
-    let pmus = config.host_pmus(&CpuSet::from_iter([0]));
-    HostArbiter::new(pmus, config.policy).expect("the policy fits")
+/// Threads of this process, which do nothing.
+fn threads() -> [u32; THREADS] {
+    static ALL: OnceLock<[u32; THREADS]> = OnceLock::new();
+    *ALL.get_or_init(|| {
+        std::array::from_fn(|_| {
+            let (tells, number) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let own = std::fs::read_link("/proc/thread-self").expect("it runs");
+                tells.send(own).expect("it is waited for");
+                loop {
+                    std::thread::park();
+                }
+            });
+            let own = number.recv().expect("it starts");
+            let number = own.file_name().and_then(|name| name.to_str());
+            number.and_then(|name| name.parse().ok()).expect("a number")
+        })
+    })
 }
 
-fn service() -> Service {
-    Service::new(arbiter(), config())
+fn arbiter(config: &ArbiterConfig) -> HostArbiter {
+    let pmus = config.host_pmus(&CpuSet::from_iter([0]));
+    HostArbiter::new(pmus, config.policy.clone()).expect("the policy fits")
+}
+
+fn service(root: &Path) -> Service {
+    let config = config(root);
+    Service::new(arbiter(&config), config)
 }
 
 impl World {
@@ -209,8 +315,14 @@ impl World {
             bytes: header(BOOT),
             ..Disk::default()
         };
+        let host = PlayedGroups::new(&threads());
         World {
-            service: service(),
+            service: service(host.root()),
+            watch: Groups::new(64, host.root()).expect("an epoll"),
+            host,
+            within: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
+            ran: BTreeSet::new(),
             committer: Committer::new(disk),
             now: BootTime(0),
             next: 1,
@@ -287,12 +399,20 @@ impl World {
             Step::Full { full } => self.committer.journal_mut().full = full,
             Step::Fails => self.disk_fails(),
             Step::Crash { written } => self.crash(written),
+            Step::Make { group } => self.host.make(GROUPS[group]),
+            Step::Remove { group } => self.host.remove(GROUPS[group]),
+            Step::Move { thread, group } => {
+                let path = group.map_or("/", |group| GROUPS[group]);
+                self.host.place(threads()[thread], path);
+            }
+            Step::Look => self.look_around(),
             Step::Settle => self.settle(),
         }
     }
 
     fn ask(&mut self, step: &Step) {
         let &Step::Ask {
+            of,
             counters,
             at_least,
             more,
@@ -310,7 +430,19 @@ impl World {
             waits_ms,
             lasts_ms,
             guaranteed: Some(guaranteed),
-            ..wire::Request::default()
+            ..match of {
+                For::Cpu => wire::Request::default(),
+                For::Group(group) => wire::Request {
+                    scope: Some(LeaseScope::Cgroup),
+                    cgroup: Some(GROUPS[group].to_owned()),
+                    ..wire::Request::default()
+                },
+                For::Thread(thread) => wire::Request {
+                    scope: Some(LeaseScope::Thread),
+                    threads: Some(vec![threads()[thread]]),
+                    ..wire::Request::default()
+                },
+            }
         };
         self.call(from, "Acquire", json!({ "request": request }), more);
     }
@@ -366,6 +498,9 @@ impl World {
     /// Writes and answers until there is nothing left, as the service's thread does.
     fn settle(&mut self) {
         loop {
+            if let Some(ended) = self.watch.take() {
+                self.service.groups_ended(&ended, self.now);
+            }
             let output = self.service.take();
             let tries = self
                 .committer
@@ -374,7 +509,12 @@ impl World {
             if output.is_empty() && !tries {
                 break;
             }
+            self.watch.follow(&self.service, output.entries(), self.now);
             let output = self.committer.commit(&mut self.service, output, self.now);
+            if self.service.stuck().is_some() {
+                self.watch.follow_all(&self.service, self.now);
+            }
+            self.watch.follow(&self.service, output.entries(), self.now);
             if let Some(on) = self.service.watchdog_on() {
                 self.watchdog = on;
             }
@@ -384,6 +524,55 @@ impl World {
             }
         }
         self.look();
+        if self.service.stuck().is_none() {
+            self.acknowledged = self.holds();
+        }
+    }
+
+    /// What leases in groups hold, and those for threads.
+    fn holds(&self) -> BTreeMap<LeaseId, usize> {
+        let leases = self.service.arbiter().leases();
+        let in_groups = leases.filter(|lease| lease.terms.scope != Scope::Cpu);
+        in_groups.map(|lease| (lease.id, lease.holds)).collect()
+    }
+
+    /// Until nothing ends any more: an end may have others be what they were not.
+    fn look_around(&mut self) {
+        // What was not followed yet is not watched.
+        self.settle();
+        loop {
+            self.watch.look(&self.service, self.now);
+            let Some(ended) = self.watch.take() else {
+                break;
+            };
+            self.service.groups_ended(&ended, self.now);
+            self.settle();
+        }
+        let arbiter = self.service.arbiter();
+        for lease in arbiter.leases() {
+            if let Some(group) = lease.terms.scope.group() {
+                let is_there = self.host.number(&group.path) == Some(group.id.0);
+                assert!(is_there, "its group is gone: {lease:?}");
+                if self.host.runs(&group.path) {
+                    self.ran.insert(lease.id);
+                } else {
+                    assert!(
+                        !self.ran.contains(&lease.id),
+                        "nothing runs there: {lease:?}"
+                    );
+                }
+            }
+            let of = match &lease.terms.scope {
+                Scope::Part(part) => Some(part.of.id),
+                Scope::Cpu | Scope::Thread(_) | Scope::Group(_) => None,
+            };
+            for thread in lease.terms.scope.threads() {
+                let chain = self.host.chain(thread.number).into_iter().map(GroupId);
+                let leased = arbiter.leased_groups();
+                let innermost = chain.rev().find(|group| leased.contains_key(group));
+                assert_eq!(innermost, of, "its thread is elsewhere: {lease:?}");
+            }
+        }
     }
 
     /// A client gets a reply.
@@ -406,7 +595,10 @@ impl World {
             self.beliefs.remove(&id);
             return;
         }
-        let certain = lease.left_ms.is_none() && lease.leaving.is_none() && lease.guaranteed;
+        // What ends with a group or a thread ends without a word to who does not listen.
+        let is_of_cpu = lease.scope == LeaseScope::Cpu && lease.within.is_none();
+        let lasts = lease.left_ms.is_none() && lease.leaving.is_none() && lease.guaranteed;
+        let certain = is_of_cpu && lasts;
         let holds = lease.holds;
         self.beliefs.insert(
             id,
@@ -419,15 +611,24 @@ impl World {
     }
 
     /// The arbiter dies, and is started anew. Everybody who holds something claims it.
-    fn crash(&mut self, written: bool) {
+    fn crash(&mut self, written: Option<usize>) {
         let before: Vec<(LeaseId, Belief)> = self
             .beliefs
             .iter()
             .map(|(id, belief)| (*id, *belief))
             .collect();
-        if written {
+        let dying = self.holds();
+        if let Some(percent) = written {
             let output = self.service.take();
+            let disk = self.committer.journal_mut();
+            let (length, anew) = (disk.bytes.len(), disk.anew);
             self.committer.commit(&mut self.service, output, self.now);
+            let disk = self.committer.journal_mut();
+            if disk.anew == anew {
+                // What is written anew has its name when it is whole.
+                let more = disk.bytes.len().saturating_sub(length);
+                disk.bytes.truncate(length + more * percent / 100);
+            }
         }
         let bytes = std::mem::take(&mut self.committer.journal_mut().bytes);
         let recalled = recall(&bytes, BOOT).expect("a journal");
@@ -436,10 +637,22 @@ impl World {
             bytes: whole,
             ..Disk::default()
         });
-        self.service = service();
+        self.service = service(self.host.root());
         self.service.set_online(&self.cpus(), self.now);
         let leases = recalled.leases.into_values().collect();
         self.service.restore(leases, recalled.next, self.now);
+        let there = self.holds();
+        for (id, held) in &self.acknowledged {
+            let least = dying.get(id).map_or(0, |holds| *holds.min(held));
+            let holds = there.get(id).copied().unwrap_or(0);
+            assert!(holds >= least, "what was acknowledged is lost: {id:?}");
+        }
+        // A number that nobody was told of may be another's now.
+        let acknowledged = &self.acknowledged;
+        self.within.retain(|id, _| acknowledged.contains_key(id));
+        self.ran.clear();
+        self.watch = Groups::new(64, self.host.root()).expect("an epoll");
+        self.watch.follow_all(&self.service, self.now);
         self.set_watchdog();
         self.beliefs.clear();
         for (id, belief) in before {
@@ -455,17 +668,28 @@ impl World {
         self.settle();
     }
 
-    fn look(&self) {
-        let held: usize = self
-            .service
-            .arbiter()
-            .leases()
-            .map(|lease| lease.holds)
-            .sum();
-        assert!(held <= COUNTERS as usize, "more is held than there is");
+    fn look(&mut self) {
+        let leases = || self.service.arbiter().leases();
+        let (held, outside) = needed(leases());
+        let all = held + outside;
+        assert!(all <= COUNTERS as usize, "more is held than there is");
+        self.within
+            .retain(|id, _| leases().any(|lease| lease.id == *id));
+        let leased = self.service.arbiter().leased_groups();
+        for lease in leases() {
+            let is_leased = |group: &GroupId| leased.contains_key(group);
+            let above = || lease.terms.scope.above().filter(is_leased).collect();
+            let within = self.within.entry(lease.id).or_insert_with(above);
+            let all = within.iter().all(is_leased);
+            assert!(
+                all,
+                "what it was taken out of has ended: {lease:?} {within:?}"
+            );
+        }
         // Nothing is held that nobody was told of, but what waits to be claimed.
         for lease in self.service.arbiter().leases() {
-            let known = self.beliefs.contains_key(&lease.id) || lease.owner.pid == 0;
+            let is_groups = lease.terms.scope.group().is_some();
+            let known = is_groups || self.beliefs.contains_key(&lease.id) || lease.owner.pid == 0;
             assert!(
                 known || lease.holds == 0 || lease.claim_by.is_some(),
                 "{lease:?}"
@@ -492,6 +716,51 @@ impl World {
     }
 }
 
+/// What leases for whole CPUs need together, and the neediest group or thread beside them, by what
+/// is said of groups in words: along each path down from a leased one no more is held than it has.
+fn needed<'a>(leases: impl Iterator<Item = &'a Lease>) -> (usize, usize) {
+    let mut cpu = 0;
+    let mut groups: BTreeMap<GroupId, (usize, Vec<GroupId>)> = BTreeMap::new();
+    let mut outside: BTreeMap<ThreadId, usize> = BTreeMap::new();
+    let mut inside: BTreeMap<(ThreadId, GroupId), (usize, Vec<GroupId>)> = BTreeMap::new();
+    for lease in leases.filter(|lease| lease.holds > 0) {
+        let above = || (0, lease.terms.scope.above().collect());
+        match &lease.terms.scope {
+            Scope::Cpu => cpu += lease.holds,
+            Scope::Group(group) => {
+                groups.entry(group.id).or_insert_with(above).0 += lease.holds;
+            }
+            Scope::Thread(threads) => {
+                for thread in threads {
+                    *outside.entry(*thread).or_default() += lease.holds;
+                }
+            }
+            Scope::Part(part) => {
+                for thread in &part.threads {
+                    let there = inside.entry((*thread, part.of.id));
+                    there.or_insert_with(above).0 += lease.holds;
+                }
+            }
+        }
+    }
+    for (holds, above) in groups.values().chain(inside.values()) {
+        let mut path = *holds;
+        for group in above.iter().rev() {
+            let has = groups.get(group).map_or(0, |(holds, _)| *holds);
+            assert!(
+                has == 0 || path <= has,
+                "{path} below {group:?}, which has {has}"
+            );
+            path += has;
+        }
+    }
+    let is_outermost = |above: &[GroupId]| !above.iter().any(|group| groups.contains_key(group));
+    let outermost = groups.values().filter(|(_, above)| is_outermost(above));
+    let most = outermost.map(|(holds, _)| *holds);
+    let most = most.chain(outside.into_values());
+    (cpu, most.max().unwrap_or(0))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
@@ -502,6 +771,19 @@ proptest! {
             world.play(step);
         }
         world.settle();
+    }
+
+    #[test]
+    fn nothing_of_groups_outlives_what_it_is_of(
+        steps in proptest::collection::vec(step_in_groups(), 20..100),
+    ) {
+        let mut world = World::new();
+        (0..GROUPS.len()).for_each(|group| world.play(Step::Make { group }));
+        world.play(Step::Move { thread: 0, group: Some(1) });
+        for step in steps {
+            world.play(step);
+        }
+        world.look_around();
     }
 }
 
@@ -543,7 +825,7 @@ fn group(id: u64, above: &[u64]) -> Scope {
 /// The leases that an arbiter comes back with of which so much of its journal was written, and what
 /// they hold.
 fn after(bytes: &[u8]) -> Vec<(u64, usize)> {
-    let mut service = service();
+    let mut service = service(Path::new("/"));
     let recalled = recall(bytes, BOOT).expect("a journal");
     let leases = recalled.leases.into_values().collect();
     service.restore(leases, recalled.next, BootTime(0));
@@ -557,7 +839,8 @@ fn cut(
     asked: Vec<(Owner, Terms)>,
     then: impl FnOnce(&mut Service, &[LeaseId]),
 ) -> BTreeSet<Vec<(u64, usize)>> {
-    let mut arbiter = arbiter();
+    let config = config(Path::new("/"));
+    let mut arbiter = arbiter(&config);
     let mut leases = Vec::new();
     for (owner, terms) in asked {
         match arbiter.request(owner, terms, BootTime(0), &mut Vec::new()) {
@@ -565,7 +848,7 @@ fn cut(
             Err(why) => panic!("{why:?}"),
         }
     }
-    let mut service = Service::new(arbiter, config());
+    let mut service = Service::new(arbiter, config);
     let mut bytes = header(BOOT);
     journal::write(&service.all(), &mut bytes);
     let before = bytes.len();
@@ -605,4 +888,45 @@ fn no_journal_has_more_held_than_there_is() {
     let seen = cut(asked, |service, _| service.advance(BootTime(30 * MS)));
     let before = vec![(1, 2), (2, 2), (3, 0)];
     assert_eq!(seen, BTreeSet::from([before, vec![(3, 4)]]));
+}
+
+/// What is played of groups is what the service sees: leases of them are given, and end.
+#[test]
+fn leases_of_played_groups_come_and_go() {
+    let mut world = World::new();
+    let ask = |of, counters| Step::Ask {
+        of,
+        counters,
+        at_least: counters,
+        more: true,
+        waits_ms: None,
+        lasts_ms: None,
+        guaranteed: true,
+    };
+    let played = |world: &mut World, steps: Vec<Step>| {
+        for step in steps {
+            world.play(step);
+            world.settle();
+        }
+        let leases = world.service.arbiter().leases();
+        let leases = leases.map(|lease| (lease.id.0, lease.holds, lease.terms.scope.word()));
+        leases.collect::<Vec<_>>()
+    };
+    let to = |group| Step::Move { thread: 0, group };
+    let [make, inner] = [0, 1].map(|group| Step::Make { group });
+    let steps = vec![make, inner, to(Some(0)), ask(For::Group(0), 3)];
+    let outer = (1, 3, LeaseScope::Cgroup);
+    assert_eq!(played(&mut world, steps), [outer.clone()]);
+    let of_thread = (2, 1, LeaseScope::Thread);
+    let asked = played(&mut world, vec![ask(For::Thread(0), 1), Step::Look]);
+    assert_eq!(asked, [outer.clone(), of_thread]);
+    let inner = (3, 2, LeaseScope::Cgroup);
+    let asked = played(&mut world, vec![ask(For::Group(1), 2)]);
+    assert_eq!(asked, [outer.clone(), (2, 1, LeaseScope::Thread), inner]);
+    // The thread runs in that one by now.
+    let left = played(&mut world, vec![to(Some(1)), Step::Look]);
+    assert_eq!(left, [outer, (3, 2, LeaseScope::Cgroup)]);
+    let crash = Step::Crash { written: Some(50) };
+    let left = played(&mut world, vec![crash, to(None), Step::Look]);
+    assert_eq!(left, []);
 }
