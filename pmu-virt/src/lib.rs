@@ -79,8 +79,8 @@ pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{NotSettled, PmuState, StateError};
 pub use throttle::PmiThrottle;
 pub use vcpu::{
-    Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite, Needs,
-    OtherCores, Oversubscribe, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
+    BudgetRefused, Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite,
+    Needs, OtherCores, Oversubscribe, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to

@@ -1,36 +1,31 @@
-//! Who counts on which slot: one pure function from claims, constraints and
-//! policy to slots.
+//! Who counts on which slot: one pure function from claims, in the order of their precedence,
+//! and constraints to slots.
 //!
 //! [`place`] is asked by whoever changes what is to be counted: a write of the
 //! guest's, a command of a host context's, a switch, the end of a timeslice.
 //! [`fits`] is asked by who has to promise something: admission, and the return
 //! of a preempted context.
 
-use std::cmp::Reverse;
 use std::ops::Range;
 
 use arbiter::{CounterId, CounterSet, PerKind};
-use perfmon::ContextId;
-use pmu_model::{AssignError, Constraint, SlotSet};
+use pmu_model::{AssignError, Constraint, ContextId, SlotSet};
 
 use crate::assign::{Demand, Placement, assign, assign_most, try_assign};
-use crate::policy::{HostPolicy, Standing};
 use crate::slot_bank::Claimant;
 
 /// An event to be counted for a claimant, and the slots that can count it.
 pub(crate) type Claim = (Claimant, Demand);
 
-/// The claims of one host context.
-#[derive(Debug)]
-pub(crate) struct ContextClaims {
-    pub(crate) context: ContextId,
-    /// What it relies on.
-    pub(crate) standing: Option<Standing>,
-    /// 0 is the oldest.
-    pub(crate) age: Option<usize>,
-    /// Others may take its counters for a time.
-    pub(crate) preemptible: bool,
-    pub(crate) claims: Vec<Claim>,
+/// The claims of host contexts, as whoever knows their standing has put them in order.
+#[derive(Debug, Default)]
+pub(crate) struct HostClaims {
+    /// Of those that come before what the guest has not reserved.
+    pub(crate) before_guest: Vec<Claim>,
+    /// Of the others.
+    pub(crate) behind_guest: Vec<Claim>,
+    /// Contexts that make room for all others, if they do not get all they want.
+    pub(crate) yielding: Vec<ContextId>,
 }
 
 /// The claims of all who count at the same time, by precedence.
@@ -76,42 +71,21 @@ pub(crate) enum Placed {
 }
 
 impl PlaceClaims {
-    /// First what the guest has reserved, under every policy, then those who the policy
-    /// puts first, then the others, then the contexts that have what is left over. Of
-    /// contexts alike the oldest is last, for it makes room first.
-    pub(crate) fn new(
-        policy: HostPolicy,
-        reserved: Vec<Claim>,
-        guest: Vec<Claim>,
-        mut contexts: Vec<ContextClaims>,
-    ) -> Self {
-        let yields = |one: &ContextClaims| one.preemptible && one.standing == Some(Standing::Spare);
-        let yielding = contexts.iter().filter(|one| yields(one));
+    /// First what the guest has reserved; its other counters are among the contexts'.
+    pub(crate) fn new(reserved: Vec<Claim>, guest: Vec<Claim>, hosts: HostClaims) -> Self {
         let mut claims = PlaceClaims {
             claimants: Vec::new(),
             demands: Vec::new(),
-            reserved: 0,
+            reserved: reserved.len(),
             guest: 0..0,
-            yielding: yielding.map(|one| one.context).collect(),
+            yielding: hosts.yielding,
         };
-        contexts.sort_by_key(|one| Reverse(one.age));
         claims.extend(reserved);
-        claims.reserved = claims.claimants.len();
-        let firm = contexts
-            .iter()
-            .filter(|one| one.standing == Some(Standing::Firm));
-        let firm = firm.flat_map(|one| &one.claims).copied();
-        if policy.places_hosts_first() {
-            claims.extend(firm);
-            claims.add_guest(guest);
-        } else {
-            claims.add_guest(guest);
-            claims.extend(firm);
-        }
-        let spare = contexts
-            .iter()
-            .filter(|one| one.standing == Some(Standing::Spare));
-        claims.extend(spare.flat_map(|one| &one.claims).copied());
+        claims.extend(hosts.before_guest);
+        let first = claims.claimants.len();
+        claims.guest = first..first + guest.len();
+        claims.extend(guest);
+        claims.extend(hosts.behind_guest);
         claims
     }
 
@@ -135,12 +109,6 @@ impl PlaceClaims {
             &self.demands[self.guest.clone()],
         ]
         .concat()
-    }
-
-    fn add_guest(&mut self, guest: Vec<Claim>) {
-        let first = self.claimants.len();
-        self.extend(guest);
-        self.guest = first..self.claimants.len();
     }
 
     fn extend(&mut self, claims: impl IntoIterator<Item = Claim>) {

@@ -29,7 +29,7 @@ mod times;
 mod uncounted;
 
 pub use backing::OtherCores;
-pub use claims::{Claims, Reservations};
+pub use claims::{BudgetRefused, Claims, Reservations};
 pub use counters::CounterReport;
 pub use host_side::HostSide;
 pub use hosts::Hosts;
@@ -41,7 +41,6 @@ use arbiter::{
     Budget, Caller, Context, CounterId, CounterSet, Effects, Grant, PcrRegister, PcrUnit, PerKind,
     Verdict,
 };
-use perfmon_abi::wire::Refusal;
 use pmu_model::{
     IbsKind, MAX_FIXED, MAX_PROGRAMMABLE, MsrIndex, OwnerId, PmuModel, Progress, Ticks, Tsc,
     UnavailableReason,
@@ -49,7 +48,6 @@ use pmu_model::{
 
 use crate::core_pmu::CorePmu;
 use crate::moment::Moment;
-use crate::slot_bank::SlotBank;
 use crate::state::{NotSettled, PmuState, StateError};
 use counting::Counting;
 use seat::Seat;
@@ -494,14 +492,14 @@ impl VcpuPmu {
     /// that is told, and loses it after `grace_ms` milliseconds.
     ///
     /// # Errors
-    /// EBUSY: host contexts rely on what the guest would get. Nothing has changed.
+    /// Host contexts rely on what the guest would get. Nothing has changed.
     pub fn set_budget(
         &mut self,
         core: Option<&mut CorePmu>,
         most: PerKind,
         grace_ms: u32,
         until: Option<Tsc>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), BudgetRefused> {
         let seat = &mut self.seat(core);
         self.tenancy.set_budget(seat, most, grace_ms, until)
     }
@@ -511,13 +509,13 @@ impl VcpuPmu {
     /// [`set_budget`](Self::set_budget).
     ///
     /// # Errors
-    /// EBUSY: host contexts rely on what the guest would get. Nothing has changed.
+    /// Host contexts rely on what the guest would get. Nothing has changed.
     pub fn set_lease(
         &mut self,
         core: Option<&mut CorePmu>,
         lease: PerKind,
         grace_ms: u32,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), BudgetRefused> {
         let seat = &mut self.seat(core);
         let budget = *self.claims().budget();
         let budget = Budget { lease, ..budget };
@@ -648,12 +646,8 @@ impl VcpuPmu {
         // The counters of the one before are stopped only now: if it is the same one,
         // it never left.
         if core.bank().attached() != Some(self.owner()) {
-            let (host, bank) = core.parts_mut();
-            for hosted in host.contexts_mut() {
-                // What cannot count for another vCPU goes before there is one.
-                hosted.leave_where(bank, SlotBank::is_private);
-            }
-            bank.attach(self.owner());
+            Hosts::leave_private(&mut Seat::On(core));
+            core.bank_mut().attach(self.owner());
         }
         self.attached = true;
         self.settled = false;

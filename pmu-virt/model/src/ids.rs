@@ -65,6 +65,17 @@ impl fmt::Display for OwnerId {
     }
 }
 
+/// Names a context of the machine, by which a tool of the host counts; no other one has the
+/// same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContextId(pub u32);
+
+impl fmt::Display for ContextId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "context {}", self.0)
+    }
+}
+
 /// A physical counter of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(pub u8);

@@ -41,7 +41,7 @@ pub use counts::{EventClass, EventCounts, EventTotals};
 pub use cpuid::{CpuidRegs, PmuCpuid, accounting_leaves};
 pub use event::{EventCode, EventFamily, FixedFunction, KnownEvent, SoftwareEvent};
 pub use ibs::{IbsKind, IbsRegister};
-pub use ids::{MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor, low_bits};
+pub use ids::{ContextId, MsrIndex, OwnerId, Ring, SlotIndex, SlotSet, Vendor, low_bits};
 pub use model::{
     CTR_FRZ, DEBUGCTL, MAX_FIXED, MAX_PROGRAMMABLE, MISC_ENABLE, ModelError, ModelSummary,
     OVF_BUFFER, PMI_IN_USE, PmuModel, RegisterKind, RegisterRow, all_pmu_msr_ranges, written_count,

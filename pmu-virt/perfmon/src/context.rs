@@ -20,7 +20,6 @@ pub use registers::How;
 pub(crate) use registers::{Bad, UNKNOWN};
 pub use session::Phase;
 
-use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -41,16 +40,6 @@ use session::Session;
 use set::{EventSet, Period};
 use sets::EventSets;
 use verdict::{Answers, Verdict};
-
-/// Names a context of the machine; no other one has the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ContextId(pub u32);
-
-impl fmt::Display for ContextId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "context {}", self.0)
-    }
-}
 
 /// A counter that is to count now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,12 +20,12 @@ pub mod registers;
 mod throttle;
 
 pub use bits::PmdBits;
-pub use context::{Account, Context, ContextId, How, Phase, Wanted};
+pub use context::{Account, Context, How, Phase, Wanted};
 pub use description::{LogicalPmu, PmcDescription, PmdDescription, PmdKind};
 pub use format::{
     CompactFormat, Control, DefaultFormat, DoubleFormat, FormatRegistry, OverflowArg, Sampler,
     SamplingFormat, Setup, Wish,
 };
 pub use moment::{MessageQueue, Moment, Quantities, SampleBuffer};
-pub use pmu_model::{Nanos, VirtualPmd};
+pub use pmu_model::{ContextId, Nanos, VirtualPmd};
 pub use throttle::{DEFAULT_OVERFLOW_RATE, Throttle};

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use arbiter::CounterId;
-use perfmon::ContextId;
-use pmu_model::{CountRequest, OwnerId, SlotIndex};
+use pmu_model::{ContextId, CountRequest, OwnerId, SlotIndex};
 
 /// Who wants an event counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

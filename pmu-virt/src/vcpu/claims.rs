@@ -9,6 +9,7 @@ use arbiter::{
     Verdict,
 };
 use pmu_model::{MsrIndex, OwnerId, PmuModel, Ring, Tsc};
+use thiserror::Error;
 
 use super::access::{Part, has_alias};
 use super::backing::OtherCores;
@@ -28,6 +29,17 @@ pub struct Reservations {
     pub audit: Box<dyn Auditor>,
     /// What all vCPUs of the VM hold.
     pub holdings: Holdings,
+}
+
+/// A budget that would give the guest what contexts of tools were promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "host contexts rely on counters that {owner} would get; unload one, or use \
+     --host-policy host-first"
+)]
+pub struct BudgetRefused {
+    /// The vCPU of the guest.
+    pub owner: OwnerId,
 }
 
 /// Who may use the counters of one vCPU.

@@ -2,8 +2,6 @@
 //! contexts, in one order. It is here that the values meet; none of them calls another.
 
 use arbiter::{CounterId, CounterSet, Effects};
-use perfmon::{ContextId, Quantities};
-use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::ibs::IbsSample;
 use pmu_model::{
     IbsKind, IbsRegister, MAX_FIXED, MAX_PROGRAMMABLE, Progress, Register, SlotSet, Ticks, Tsc,
@@ -21,7 +19,6 @@ use super::seat::Seat;
 use super::tally::Tally;
 use super::terms::counters_there;
 use super::{COUNTERS, Needs, ReadOutcome, index_of};
-use crate::attached::AttachedContext;
 use crate::core_pmu::CorePmu;
 use crate::moment::{self, Moment};
 use crate::slot_bank::Claimant;
@@ -85,6 +82,11 @@ impl Counting {
         &mut self.hosts
     }
 
+    /// The guest's counters, for who changes its contexts.
+    pub(super) fn beside_hosts(&mut self) -> (&Tally, &mut Hosts) {
+        (&self.tally, &mut self.hosts)
+    }
+
     pub(super) fn page(&self) -> &Page {
         &self.page
     }
@@ -111,7 +113,7 @@ impl Counting {
         let mut active = false;
         if self.hosts.are_present() {
             running |= core.is_some_and(|core| core.bank().is_counting());
-            active = self.hosts.on(core).any(AttachedContext::is_active);
+            active = self.hosts.are_active(core);
         }
         self.needs = match core {
             Some(core) => Needs {
@@ -299,7 +301,7 @@ impl Counting {
     fn start_sampler(&mut self, seat: &mut Seat<'_>, kind: IbsKind) {
         if !self.tally.samplers().is_on(kind) {
             // It stands.
-        } else if self.hosts.user_of(kind).is_some() {
+        } else if self.hosts.uses_sampler(kind) {
             self.tally.sampler_is_taken(seat, kind);
         } else {
             self.tally.start_sampler(seat, kind);
@@ -345,7 +347,7 @@ impl Counting {
             return;
         }
         for kind in IbsKind::ALL {
-            if self.tally.samplers().stands(kind) && self.hosts.user_of(kind).is_none() {
+            if self.tally.samplers().stands(kind) && !self.hosts.uses_sampler(kind) {
                 self.start_sampler(seat, kind);
             }
         }
@@ -358,22 +360,6 @@ impl Counting {
         if there && !self.tally.samplers_mut().take(sample) && self.hosts.take_sample(sample) {
             self.arrange(seat);
         }
-    }
-
-    /// Carries out a command on a context of this vCPU.
-    pub(super) fn call_context(
-        &mut self,
-        seat: &mut Seat<'_>,
-        id: ContextId,
-        call: &mut Call,
-        values: &dyn Quantities,
-    ) -> Result<(), Refusal> {
-        let check = |kind, hosts: &Hosts| check_free(&self.tally, hosts, kind);
-        let (changed, result) = self.hosts.call(seat, id, call, values, check);
-        if changed {
-            self.hosts_changed(seat);
-        }
-        result
     }
 
     /// Takes in a control that was written, and gives the physical counter
@@ -500,8 +486,7 @@ impl Counting {
             otherwise,
         } = moves;
         for context in preempts {
-            let preempt = AttachedContext::preempt;
-            self.hosts.one(seat, context, preempt);
+            self.hosts.preempt(seat, context);
         }
         for (counter, reason) in refused {
             self.tally.release(seat, counter);
@@ -511,26 +496,16 @@ impl Counting {
             match *claimant {
                 Claimant::Guest { counter, .. } => self.tally.release(seat, counter),
                 Claimant::Context { context, pmd, .. } => {
-                    self.hosts.one(seat, context, |hosted, bank| {
-                        hosted.displace(pmd, bank);
-                        None
-                    });
+                    self.hosts.displace(seat, context, pmd);
                 }
             }
         }
         for (claimant, slots) in moves {
-            match (claimant, slots) {
-                (Claimant::Guest { counter, .. }, slots) => {
-                    self.come(seat, counter, slots, otherwise);
+            match claimant {
+                Claimant::Guest { counter, .. } => self.come(seat, counter, slots, otherwise),
+                Claimant::Context { context, pmd, .. } => {
+                    self.hosts.come(seat, context, pmd, slots);
                 }
-                (Claimant::Context { context, pmd, .. }, Some(slots)) => {
-                    self.hosts.one(seat, context, |hosted, bank| {
-                        hosted.bind_slot(pmd, slots, bank);
-                        None
-                    });
-                }
-                // It stays missing, and its context loses it in the end.
-                (Claimant::Context { .. }, None) => {}
             }
         }
     }
@@ -560,7 +535,7 @@ impl Counting {
     /// Brings slots in line with what host contexts want, and the guest's with
     /// what they leave. Counts were settled before.
     fn arrange(&mut self, seat: &mut Seat<'_>) {
-        self.hosts.each(seat, AttachedContext::reconcile);
+        self.hosts.reconcile(seat);
         self.give_places(seat);
         self.refresh_needs(seat);
     }
@@ -594,14 +569,8 @@ impl Counting {
         let demands = (self.tally.counters()).demands(core, self.placer.is_allowed());
         let (ground, contexts) = (ground(&self.tally, core), self.hosts.claims(core));
         let claims = self.placer.without_turns(ground, demands, contexts);
-        let fits = |hosted: &AttachedContext| {
-            let more = hosted.demands_if_restored(core.bank());
-            claims.fit_with(&more, core.bank().slots())
-        };
-        if let Some(context) = self.hosts.restorable(core, fits) {
-            let restore = |hosted: &mut AttachedContext, _: &mut _| hosted.restore();
-            self.hosts.one(seat, context, restore);
-        }
+        let slots = core.bank().slots();
+        (self.hosts).restore(seat, |more| claims.fit_with(more, slots));
     }
 
     /// The sampler whose sample is to be taken.
@@ -632,13 +601,8 @@ impl Counting {
         {
             self.sampled(seat, &sample);
         }
-        let overflown = seat.core().filter(|core| self.hosts.has_overflow(core));
-        if let Some(wish) = overflown.map(|core| self.hosts.wish(core)) {
-            moment.host(wish, &mut |place, values| {
-                if self.hosts.sample(seat, place, values) {
-                    self.arrange(seat);
-                }
-            })?;
+        if self.hosts.take_samples(seat, moment)? {
+            self.arrange(seat);
         }
         Ok(())
     }
@@ -961,20 +925,4 @@ fn control_of(register: IbsRegister) -> Option<IbsKind> {
         IbsRegister::OpControl => Some(IbsKind::Op),
         _ => None,
     }
-}
-
-/// A sampler has one user at a time, and what a layer of the guest has reserved is its.
-pub(super) fn check_free(tally: &Tally, hosts: &Hosts, kind: IbsKind) -> Result<(), Refusal> {
-    let sampler = CounterId::Ibs(kind);
-    let user = if let Some(context) = hosts.user_of(kind) {
-        format!("{context} has it; unload that first")
-    } else if tally.terms().held_by_guest.contains(sampler) {
-        "the guest has reserved it; `umpire pcr` shows who".to_owned()
-    } else if tally.samplers().is_enabled(kind) {
-        "the guest has enabled it; try again when it has finished".to_owned()
-    } else {
-        return Ok(());
-    };
-    let reason = format!("{sampler} of {} is in use: {user}", tally.owner());
-    Err(Refusal::new(Errno::EBUSY, reason))
 }

@@ -2,14 +2,17 @@
 //! to those who have reserved counters.
 
 use arbiter::{
-    Answer, Cookie, CounterSet, Effects, Layer, Outcome, PerKind, Reason, Request, Wanted,
+    Answer, Cookie, CounterId, CounterSet, Effects, Layer, Outcome, PerKind, Reason, Request,
+    Wanted,
 };
 use perfmon::{ContextId, Quantities};
 use perfmon_abi::wire::{Call, Errno, Refusal};
 use pmu_model::IbsKind;
 
-use super::counting::check_free;
+use super::claims::BudgetRefused;
+use super::hosts::Hosts;
 use super::seat::Seat;
+use super::tally::Tally;
 use super::tenancy::Tenancy;
 use crate::attached::{AttachedContext, GuestLimit, NotLoaded};
 
@@ -71,7 +74,12 @@ impl<'a> HostSide<'a> {
         values: &dyn Quantities,
     ) -> Result<(), Refusal> {
         let counting = self.tenancy.counting_mut();
-        let result = counting.call_context(&mut self.seat, id, call, values);
+        let (tally, hosts) = counting.beside_hosts();
+        let check = |kind, hosts: &Hosts| check_free(tally, hosts, kind);
+        let (changed, result) = hosts.call(&mut self.seat, id, call, values, check);
+        if changed {
+            counting.hosts_changed(&mut self.seat);
+        }
         self.tenancy.tell_owners();
         result
     }
@@ -163,5 +171,27 @@ impl<'a> HostSide<'a> {
         });
         self.tenancy.introduce_anew(&mut self.seat);
         done
+    }
+}
+
+/// A sampler has one user at a time, and what a layer of the guest has reserved is its.
+fn check_free(tally: &Tally, hosts: &Hosts, kind: IbsKind) -> Result<(), Refusal> {
+    let sampler = CounterId::Ibs(kind);
+    let user = if let Some(context) = hosts.user_of(kind) {
+        format!("{context} has it; unload that first")
+    } else if tally.terms().held_by_guest.contains(sampler) {
+        "the guest has reserved it; `umpire pcr` shows who".to_owned()
+    } else if tally.samplers().is_enabled(kind) {
+        "the guest has enabled it; try again when it has finished".to_owned()
+    } else {
+        return Ok(());
+    };
+    let reason = format!("{sampler} of {} is in use: {user}", tally.owner());
+    Err(Refusal::new(Errno::EBUSY, reason))
+}
+
+impl From<BudgetRefused> for Refusal {
+    fn from(refused: BudgetRefused) -> Self {
+        Refusal::new(Errno::EBUSY, refused.to_string())
     }
 }

@@ -1,16 +1,22 @@
 //! The host contexts of a vCPU, and those of the core which it is on.
 
+use std::cmp::Reverse;
+
 use perfmon::{ContextId, Quantities, Wish};
 use perfmon_abi::wire::{Call, Refusal};
 use pmu_model::ibs::IbsSample;
 use pmu_model::{IbsKind, OwnerId, Progress, SlotSet, Ticks, Tsc};
 
+use super::claims::Claims;
+use super::seat::Seat;
+use super::tally::Tally;
+use crate::assign::Demand;
 use crate::attached::{AttachedContext, ContextGroup, HostEvent};
 use crate::core_pmu::{CorePmu, no_context, write_until};
-use crate::placement::ContextClaims;
+use crate::moment::Moment;
+use crate::placement::{Claim, HostClaims};
+use crate::policy::Standing;
 use crate::slot_bank::{SlotBank, SlotLease};
-
-use super::seat::Seat;
 
 /// The host contexts of one vCPU.
 #[derive(Debug, Default)]
@@ -68,16 +74,18 @@ impl Hosts {
     }
 
     /// The contexts that are on the vCPU's core.
-    pub(super) fn on<'a>(
-        &'a self,
-        core: Option<&'a CorePmu>,
-    ) -> impl Iterator<Item = &'a AttachedContext> {
+    fn on<'a>(&'a self, core: Option<&'a CorePmu>) -> impl Iterator<Item = &'a AttachedContext> {
         let of_core = core.into_iter().flat_map(|core| core.host().contexts());
         self.group.iter().chain(of_core)
     }
 
+    /// Whether anything is to be done for one of them while the guest runs.
+    pub(super) fn are_active(&self, core: Option<&CorePmu>) -> bool {
+        self.on(core).any(AttachedContext::is_active)
+    }
+
     /// Works with each of them.
-    pub(super) fn each(
+    fn each(
         &mut self,
         seat: &mut Seat<'_>,
         mut act: impl FnMut(&mut AttachedContext, &mut SlotBank),
@@ -90,7 +98,7 @@ impl Hosts {
     }
 
     /// Works with one of them, and records what came of it.
-    pub(super) fn one(
+    fn one(
         &mut self,
         seat: &mut Seat<'_>,
         context: ContextId,
@@ -195,30 +203,36 @@ impl Hosts {
         hosts.any(|hosted| hosted.context().has_pending_overflow())
     }
 
-    /// What those that are to sample now record of the guest's memory.
-    pub(super) fn wish(&self, core: &CorePmu) -> Wish {
-        let all = self.on(Some(core)).map(AttachedContext::context);
-        let sampling = all.filter(|context| context.has_pending_overflow());
-        sampling.fold(Wish::default(), |wish, context| wish.and(context.wish()))
-    }
-
-    /// Handles their overflows; false if there are none.
-    pub(super) fn sample(
+    /// Handles the overflows of those that have one, by what `moment` tells; whether it did.
+    pub(super) fn take_samples<M: Moment>(
         &mut self,
         seat: &mut Seat<'_>,
-        moment: &perfmon::Moment,
-        values: &dyn Quantities,
-    ) -> bool {
+        moment: &mut M,
+    ) -> Result<bool, M::Error> {
+        let Some(core) = seat.core().filter(|core| self.has_overflow(core)) else {
+            return Ok(false);
+        };
+        let all = self.on(Some(core)).map(AttachedContext::context);
+        let sampling = all.filter(|context| context.has_pending_overflow());
+        // What they record of the guest's memory.
+        let wish = sampling.fold(Wish::default(), |wish, context| wish.and(context.wish()));
         let mut sampled = false;
-        self.each(seat, |hosted, bank| {
-            if hosted.context().has_pending_overflow() {
-                // What is recorded with it is told as of now.
-                hosted.settle(bank);
-                hosted.sample(moment, values);
-                sampled = true;
-            }
-        });
-        sampled
+        moment.host(wish, &mut |place, values| {
+            self.each(seat, |hosted, bank| {
+                if hosted.context().has_pending_overflow() {
+                    // What is recorded with it is told as of now.
+                    hosted.settle(bank);
+                    hosted.sample(place, values);
+                    sampled = true;
+                }
+            });
+        })?;
+        Ok(sampled)
+    }
+
+    /// Brings their places in line with what they want. Counts were settled before.
+    pub(super) fn reconcile(&mut self, seat: &mut Seat<'_>) {
+        self.each(seat, AttachedContext::reconcile);
     }
 
     /// Gives them the places that they miss; true if that is not enough.
@@ -236,17 +250,62 @@ impl Hosts {
         self.each(seat, |hosted, _| hosted.miss_the_rest());
     }
 
-    /// What they want counted.
-    pub(super) fn claims(&self, core: &CorePmu) -> Vec<ContextClaims> {
+    /// What they want counted: those whom the policy puts first before the guest, then the
+    /// others, then the contexts that have what is left over. Of contexts alike the oldest is
+    /// last, for it makes room first.
+    pub(super) fn claims(&self, core: &CorePmu) -> HostClaims {
         let present = self.on(Some(core)).filter(|_| self.present);
-        let claims = present.map(|hosted| ContextClaims {
-            context: hosted.id(),
-            standing: core.book().standing_of(hosted.id()),
-            age: core.book().age_of(hosted.id()),
-            preemptible: hosted.is_preemptible(),
-            claims: hosted.claims(core.bank()),
+        let mut contexts: Vec<&AttachedContext> = present.collect();
+        let (book, bank) = (core.book(), core.bank());
+        contexts.sort_by_key(|hosted| Reverse(book.age_of(hosted.id())));
+        let of = |standing| {
+            let stands =
+                move |hosted: &&&AttachedContext| book.standing_of(hosted.id()) == Some(standing);
+            contexts.iter().filter(stands)
+        };
+        let yielding = of(Standing::Spare).filter(|hosted| hosted.is_preemptible());
+        let claims = |hosted: &&AttachedContext| hosted.claims(bank);
+        let firm: Vec<Claim> = of(Standing::Firm).flat_map(claims).collect();
+        let spare: Vec<Claim> = of(Standing::Spare).flat_map(claims).collect();
+        let (before_guest, behind_guest) = if book.policy().places_hosts_first() {
+            (firm, spare)
+        } else {
+            (Vec::new(), [firm, spare].concat())
+        };
+        HostClaims {
+            before_guest,
+            behind_guest,
+            yielding: yielding.map(|hosted| hosted.id()).collect(),
+        }
+    }
+
+    /// A context makes room.
+    pub(super) fn preempt(&mut self, seat: &mut Seat<'_>, context: ContextId) {
+        self.one(seat, context, AttachedContext::preempt);
+    }
+
+    /// A PMD of a context leaves its slot.
+    pub(super) fn displace(&mut self, seat: &mut Seat<'_>, context: ContextId, pmd: u16) {
+        self.one(seat, context, |hosted, bank| {
+            hosted.displace(pmd, bank);
+            None
         });
-        claims.collect()
+    }
+
+    /// A PMD of a context comes onto slots. Without them it stays missing, and its context
+    /// loses it in the end.
+    pub(super) fn come(
+        &mut self,
+        seat: &mut Seat<'_>,
+        context: ContextId,
+        pmd: u16,
+        slots: Option<SlotSet>,
+    ) {
+        let Some(slots) = slots else { return };
+        self.one(seat, context, |hosted, bank| {
+            hosted.bind_slot(pmd, slots, bank);
+            None
+        });
     }
 
     /// Time in the guest begins.
@@ -313,7 +372,7 @@ impl Hosts {
                 core.adopt(hosted);
             }
         }
-        self.each(seat, AttachedContext::reconcile);
+        self.reconcile(seat);
     }
 
     /// The vCPU is switched out: counts of its contexts are those until now.
@@ -357,6 +416,11 @@ impl Hosts {
         Some(user.id())
     }
 
+    /// Whether one of them uses a sampler.
+    pub(super) fn uses_sampler(&self, kind: IbsKind) -> bool {
+        self.user_of(kind).is_some()
+    }
+
     /// The sampler of a context whose sample is to be taken.
     #[inline]
     pub(super) fn sample_due(&self) -> Option<IbsKind> {
@@ -381,17 +445,48 @@ impl Hosts {
         self.group.is_empty()
     }
 
-    /// The first that was preempted and would find all that it wants by `fits`. One at a
-    /// time: each takes room.
-    pub(super) fn restorable(
-        &self,
-        core: &CorePmu,
-        fits: impl Fn(&AttachedContext) -> bool,
-    ) -> Option<ContextId> {
+    /// Restores the first that was preempted and would find all that it demands by `fits`;
+    /// it has no places yet. One at a time: each takes room.
+    pub(super) fn restore(&mut self, seat: &mut Seat<'_>, fits: impl Fn(&[Demand]) -> bool) {
+        if let Some(context) = seat.core().and_then(|core| self.restorable(core, fits)) {
+            self.one(seat, context, |hosted, _| hosted.restore());
+        }
+    }
+
+    fn restorable(&self, core: &CorePmu, fits: impl Fn(&[Demand]) -> bool) -> Option<ContextId> {
         let preempted = self
             .on(Some(core))
             .filter(|hosted| hosted.is_preempted() && !hosted.is_beyond_lease());
-        let mut restored = preempted.filter(|hosted| fits(hosted));
+        let mut restored =
+            preempted.filter(|hosted| fits(&hosted.demands_if_restored(core.bank())));
         restored.next().map(AttachedContext::id)
+    }
+
+    /// What cannot count for another vCPU goes before one sits down on the core.
+    pub(super) fn leave_private(seat: &mut Seat<'_>) {
+        let Some(core) = seat.core_mut() else { return };
+        let (host, bank) = core.parts_mut();
+        for hosted in host.contexts_mut() {
+            hosted.leave_where(bank, SlotBank::is_private);
+        }
+    }
+}
+
+/// Tells the core what the guest of a vCPU may want of it, if nobody has: contexts are promised
+/// no more than that leaves.
+pub(super) fn introduce(seat: &mut Seat<'_>, tally: &Tally, claims: &Claims) {
+    let (owner, generation) = (tally.owner(), claims.budget().generation);
+    let knows = |core: &CorePmu| core.book().knows_guest(owner, generation);
+    if !seat.core().is_none_or(knows) {
+        introduce_anew(seat, tally, claims);
+    }
+}
+
+/// The same after that has changed.
+pub(super) fn introduce_anew(seat: &mut Seat<'_>, tally: &Tally, claims: &Claims) {
+    if let Some(core) = seat.core_mut().filter(|core| core.host().is_enabled()) {
+        let generation = claims.budget().generation;
+        let wish = claims.wish(tally.model(), tally.terms());
+        core.set_guest(tally.owner(), generation, wish);
     }
 }

@@ -5,13 +5,12 @@ use std::cell::Cell;
 use std::num::NonZeroU64;
 
 use arbiter::{CounterId, CounterSet, PerKind};
-use perfmon::ContextId;
-use pmu_model::{Constraint, OwnerId, PmuModel, SlotSet, Ticks, UnavailableReason};
+use pmu_model::{Constraint, ContextId, OwnerId, PmuModel, SlotSet, Ticks, UnavailableReason};
 
 use super::terms::Terms;
 use crate::assign::{Demand, assign};
 use crate::core_pmu::CorePmu;
-use crate::placement::{self, Claim, ContextClaims, CoreSlots, PlaceClaims, Placed, Shortage};
+use crate::placement::{self, Claim, CoreSlots, HostClaims, PlaceClaims, Placed, Shortage};
 use crate::slot_bank::Claimant;
 
 /// What to do for a vCPU that wants more counters than its core has.
@@ -164,7 +163,7 @@ impl Placer {
         &mut self,
         ground: Ground<'_>,
         demands: Vec<Demand>,
-        contexts: Vec<ContextClaims>,
+        hosts: HostClaims,
         now: Ticks,
     ) -> Moves {
         let slots = CoreSlots {
@@ -176,7 +175,7 @@ impl Placer {
         let beyond = self.keep_to_budget(ground, now, &reserved, &mut guest);
         let take_turns = |(_, reason)| reason == UnavailableReason::Waiting;
         let budget_turns = beyond.iter().copied().any(take_turns);
-        let mut claims = PlaceClaims::new(ground.core.book().policy(), reserved, guest, contexts);
+        let mut claims = PlaceClaims::new(reserved, guest, hosts);
         let mut preempts = Vec::new();
         let (placement, shortage) = loop {
             match placement::place(&claims, slots) {
@@ -227,13 +226,13 @@ impl Placer {
         &self,
         ground: Ground<'_>,
         demands: Vec<Demand>,
-        contexts: Vec<ContextClaims>,
+        hosts: HostClaims,
     ) -> PlaceClaims {
         let (mut reserved, mut guest) = ground.claims(demands);
         self.keep_promises(ground, &mut reserved);
         let most = ground.terms.grant.budget.most();
         placement::keep_to(most, &reserved, &mut guest);
-        PlaceClaims::new(ground.core.book().policy(), reserved, guest, contexts)
+        PlaceClaims::new(reserved, guest, hosts)
     }
 
     /// Whether what a reserved counter selects may take room that others were promised: it

@@ -5,14 +5,14 @@ use arbiter::{
     Access, AdminAct, AskedEvents, Budget, BudgetEnd, Caller, Context, Cookie, CounterId,
     CounterSet, Effects, Layer, PcrRegister, PcrUnit, PerKind, Verdict,
 };
-use perfmon_abi::wire::{Errno, Refusal};
 use pmu_model::accounting::{self, CounterAccount, PageRegister, Word};
 use pmu_model::{MsrIndex, Progress, Register, Tsc, UnavailableReason};
 
 use super::access::{self, COUNT, Part, part_of};
 use super::backing::backing;
-use super::claims::{Claims, Reservations};
+use super::claims::{BudgetRefused, Claims, Reservations};
 use super::counting::{Counting, ground};
+use super::hosts;
 use super::losses::Retry;
 use super::registers::Registers;
 use super::seat::Seat;
@@ -522,31 +522,19 @@ impl Tenancy {
             return;
         }
         // The hypervisor may have more or less than before.
-        if seat.core().is_some_and(|core| core.host().is_enabled()) {
-            self.introduce_anew(seat);
-        }
+        self.introduce_anew(seat);
         self.counting.take_effects(seat, effects, of);
         self.tell_owners();
     }
 
     /// Tells the core what guests may want of it, if nobody has.
     pub(super) fn introduce(&self, seat: &mut Seat<'_>) {
-        let owner = self.counting.tally().owner();
-        let generation = self.claims.budget().generation;
-        let knows = |core: &CorePmu| core.book().knows_guest(owner, generation);
-        if !seat.core().is_none_or(knows) {
-            self.introduce_anew(seat);
-        }
+        hosts::introduce(seat, self.counting.tally(), &self.claims);
     }
 
     /// The same after that has changed.
     pub(super) fn introduce_anew(&self, seat: &mut Seat<'_>) {
-        if let Some(core) = seat.core_mut() {
-            let tally = self.counting.tally();
-            let generation = self.claims.budget().generation;
-            let wish = self.claims.wish(tally.model(), tally.terms());
-            core.set_guest(tally.owner(), generation, wish);
-        }
+        hosts::introduce_anew(seat, self.counting.tally(), &self.claims);
     }
 
     /// Takes in what happened to the vCPU.
@@ -620,7 +608,7 @@ impl Tenancy {
         most: PerKind,
         grace_ms: u32,
         until: Option<Tsc>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), BudgetRefused> {
         let before = *self.claims.budget();
         let lasting = before.until.map_or(before.asked, |end| end.most);
         let until = until.map(|at| BudgetEnd {
@@ -641,7 +629,7 @@ impl Tenancy {
         seat: &mut Seat<'_>,
         budget: Budget,
         grace_ms: u32,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), BudgetRefused> {
         let before = *self.claims.budget();
         self.claims.set_budget(Budget {
             generation: before.generation + 1,
@@ -654,11 +642,7 @@ impl Tenancy {
         if !seat.core().is_none_or(fits) {
             self.claims.set_budget(before);
             self.renew_terms();
-            let reason = format!(
-                "host contexts rely on counters that {owner} would get; unload one, or use \
-                 --host-policy host-first"
-            );
-            return Err(Refusal::new(Errno::EBUSY, reason));
+            return Err(BudgetRefused { owner });
         }
         self.apply_budget(seat, grace_ms);
         Ok(())
@@ -733,9 +717,7 @@ impl Tenancy {
 
     /// The vCPU is switched in on a core; `is_new`: it was on another one before.
     pub(super) fn sit_down(&mut self, seat: &mut Seat<'_>, is_new: bool) {
-        if seat.core().is_some_and(|core| core.host().is_enabled()) {
-            self.introduce(seat);
-        }
+        self.introduce(seat);
         self.counting.sit_down(seat, is_new);
         self.tell_owners();
         if std::mem::take(&mut self.budget_due) {

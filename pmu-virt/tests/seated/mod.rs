@@ -207,7 +207,7 @@ impl Seated {
         until: Option<u64>,
     ) -> Result<(), Refusal> {
         let (pmu, core) = self.parts();
-        pmu.set_budget(Some(core), most, grace_ms, until.map(Tsc))
+        Ok(pmu.set_budget(Some(core), most, grace_ms, until.map(Tsc))?)
     }
 
     pub(crate) fn relies_on(&self) -> usize {

@@ -47,7 +47,7 @@ pub fn serve_vcpu(job: Job, pmu: &mut VcpuPmu, core: &mut CorePmu, values: &dyn 
                         Administration::Lease(most, grace_ms) => {
                             let grace_ms = grace_ms.min(LONGEST_GRACE_MS);
                             let done = pmu.set_lease(Some(core), most, grace_ms);
-                            done.map(|()| Administered::Lease)
+                            done.map(|()| Administered::Lease).map_err(Refusal::from)
                         }
                         Administration::Figures => {
                             Ok(Administered::Figures(VcpuFigures::of(values)))
