@@ -1,10 +1,17 @@
 //! One core's PMU: its physical counters, and the host contexts that may count
 //! on them beside the guest.
 
+#[cfg(feature = "contexts")]
+mod book;
+#[cfg(not(feature = "contexts"))]
+#[path = "core_pmu/no_book.rs"]
 mod book;
 mod planner;
 
-pub(crate) use book::{Book, FirmDemands, GuestClaim};
+#[cfg(feature = "contexts")]
+pub(crate) use book::GuestClaim;
+pub(crate) use book::{Book, FirmDemands};
+#[cfg(feature = "contexts")]
 pub(crate) use hosting::{no_context, write_until};
 pub(crate) use planner::{Planner, fixed_request};
 
@@ -15,13 +22,15 @@ use pmu_model::{CountRequest, Unavailable};
 use crate::backend::{CountPlan, CounterBackend};
 use crate::filter::EventFilter;
 use crate::slot_bank::{HolderReport, SlotBank, SwitchStats};
+#[cfg(feature = "contexts")]
 use hosting::CoreHost;
 
 /// The PMU of one core. Owned by the core's thread.
 #[derive(Debug)]
 pub struct CorePmu {
     bank: SlotBank,
-        host: CoreHost,
+    #[cfg(feature = "contexts")]
+    host: CoreHost,
     /// What guests may have counted.
     filter: Arc<EventFilter>,
     book: Book,
@@ -32,7 +41,8 @@ impl CorePmu {
     pub fn new(backend: Box<dyn CounterBackend>) -> Self {
         CorePmu {
             bank: SlotBank::new(backend),
-                        host: CoreHost::default(),
+            #[cfg(feature = "contexts")]
+            host: CoreHost::default(),
             filter: Arc::default(),
             book: Book::default(),
         }
@@ -114,6 +124,7 @@ impl CorePmu {
 
 /// What tools of the host do to a core: contexts that count there beside the guest, and those
 /// of the vCPUs that are on it.
+#[cfg(feature = "contexts")]
 mod hosting {
     use std::fmt;
     use std::num::NonZeroU32;
@@ -127,8 +138,8 @@ mod hosting {
     };
 
     use super::CorePmu;
-    use super::book::GuestClaim;
-    use super::planner::{Planner, ResourceClaim};
+    use super::book::{GuestClaim, ResourceClaim};
+    use super::planner::Planner;
     use crate::attached::{
         AttachedContext, ContextGroup, HostAudit, HostEvent, HostRecord, MAX_CONTEXTS, NotLoaded,
         TickClock, no_sampler_of_core,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use arbiter::{CounterId, CounterSet, MAX_PROGRAMMABLE, NamedEvent, PerKind};
+use arbiter::{CounterId, CounterSet, MAX_PROGRAMMABLE, NamedEvent};
 use pmu_model::OwnerId;
 
 /// vCPUs of a VM, at most.
@@ -45,11 +45,13 @@ struct Holding {
 type Events = [AtomicU64; MAX_PROGRAMMABLE as usize];
 
 /// What a vCPU holds: each counter with the event that was named for it.
+#[cfg(feature = "contexts")]
 pub(crate) type Held = Vec<(CounterId, Option<NamedEvent>)>;
 
 /// No select has this bit.
 const NAMED: u64 = 1 << 63;
 
+#[cfg(feature = "contexts")]
 impl Holding {
     fn held(&self) -> CounterSet {
         CounterSet::from_bits(self.counters.load(Ordering::Relaxed))
@@ -94,7 +96,11 @@ impl Holdings {
         let wish = u8::try_from(wish).unwrap_or(u8::MAX).saturating_add(1);
         holding.wish.store(wish, Ordering::Relaxed);
     }
+}
 
+/// For cores, which promise contexts what that leaves.
+#[cfg(feature = "contexts")]
+impl Holdings {
     /// How many counters the guest of `vcpu` may want, wherever that vCPU is.
     pub(crate) fn wish(&self, vcpu: OwnerId) -> Option<usize> {
         let wish = self.of(vcpu)?.wish.load(Ordering::Relaxed);
@@ -104,7 +110,7 @@ impl Holdings {
     /// The most programmable counters that one vCPU holds.
     pub(crate) fn most(&self) -> u8 {
         let held = self.0.vcpus.iter().map(Holding::held);
-        let counts = held.map(|held| PerKind::count(held).programmable);
+        let counts = held.map(|held| arbiter::PerKind::count(held).programmable);
         counts.max().unwrap_or(0)
     }
 
@@ -117,7 +123,7 @@ impl Holdings {
             let count = if names {
                 0
             } else {
-                PerKind::count(held).programmable
+                arbiter::PerKind::count(held).programmable
             };
             (count, held)
         });

@@ -11,8 +11,8 @@
 //! - [`CounterBackend`] counts: [`ClockBackend`], [`StepBackend`], [`EmuBackend`],
 //!   `SimBackend` (of the feature `toml`, off by default), the host's kernel ([`perf`]), the processor's registers ([`msr`]);
 //!   [`contract`] is the suite that every backend has to pass.
-//! - [`perfmon`] attaches contexts of host tools to vCPUs and cores, and decides
-//!   whether there is room for them.
+//! - `perfmon` (of the feature `contexts`, off by default) attaches contexts of host tools to
+//!   vCPUs and cores, and decides whether there is room for them.
 //!
 //! What is to be counted is a claim: of a guest's counter, or of a context's PMD.
 //! One pure function places all claims on slots, built on [`assign()`] and
@@ -26,8 +26,10 @@
 //! perform I/O. See `examples/overflow.rs` for a PMU at work.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "contexts")]
 mod admission;
 mod assign;
+#[cfg(feature = "contexts")]
 mod attached;
 mod backend;
 pub mod contract;
@@ -38,6 +40,7 @@ mod moment;
 mod pebs;
 mod placement;
 mod pmi_line;
+#[cfg(feature = "contexts")]
 mod policy;
 mod slot_bank;
 mod state;
@@ -79,12 +82,15 @@ pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{NotSettled, PmuState, StateError};
 pub use throttle::PmiThrottle;
 pub use vcpu::{
-    BudgetRefused, Claims, CounterReport, HostSide, Hosts, IbsDue, Interrupts, MsrRead, MsrWrite,
-    Needs, OtherCores, Oversubscribe, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
+    BudgetRefused, Claims, CounterReport, IbsDue, Interrupts, MsrRead, MsrWrite, Needs, OtherCores,
+    Oversubscribe, ReadOutcome, Reservations, VcpuPmu, WriteOutcome,
 };
+#[cfg(feature = "contexts")]
+pub use vcpu::{HostSide, Hosts};
 
 /// perfmon2 for host tools: the contexts themselves, and what attaches them to
 /// vCPUs and cores.
+#[cfg(feature = "contexts")]
 pub mod perfmon {
     pub use crate::admission::{Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit};
     pub use crate::attached::{

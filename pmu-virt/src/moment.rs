@@ -2,6 +2,7 @@
 //! counter that made one due is reloaded behind it.
 
 use instruction_facts::{Operand, OperandKind};
+#[cfg(feature = "contexts")]
 use perfmon::{Quantities, Wish};
 use pmu_model::ibs::{
     BranchRecord, DataAddress, FetchRecord, IbsSample, MemoryRecord, OpRecord, OpSample,
@@ -90,15 +91,19 @@ pub trait Moment {
 
     /// Calls `take` with the place where the guest stands and what the host knows of it, for
     /// a context of a tool that has such a `wish`; not at all, if the overflow is to wait for
-    /// another moment.
+    /// another moment, as it does by itself.
     ///
     /// # Errors
     /// The vCPU could not be asked.
+    #[cfg(feature = "contexts")]
     fn host(
         &mut self,
         wish: Wish,
         take: &mut dyn FnMut(&perfmon::Moment, &dyn Quantities),
-    ) -> Result<(), Self::Error>;
+    ) -> Result<(), Self::Error> {
+        let _ = (wish, take);
+        Ok(())
+    }
 }
 
 /// The contents of a PEBS record; `None` if it has to wait.

@@ -181,12 +181,6 @@ impl SlotBank {
         })
     }
 
-    /// Overflows of host contexts' counters, as of the last
-    /// [`SlotBank::take_overflows`].
-    pub(crate) fn take_host_overflows(&mut self) -> SlotSet {
-        self.marks.tell_hosts()
-    }
-
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Tsc> {
         self.backend.deadline()
@@ -292,6 +286,7 @@ impl SlotBank {
                 self.marks.arm(slot);
                 self.backend.arm(slot, Some(after));
             }
+            #[cfg(feature = "contexts")]
             Arming::About(after) => {
                 self.marks.arm(slot);
                 self.backend.arm_about(slot, Some(after));
@@ -479,6 +474,16 @@ impl SlotBank {
             self.marks.forget(at);
         }
         self.residents.move_out(slots);
+    }
+}
+
+/// For contexts of tools.
+#[cfg(feature = "contexts")]
+impl SlotBank {
+    /// Overflows of host contexts' counters, as of the last
+    /// [`SlotBank::take_overflows`].
+    pub(crate) fn take_host_overflows(&mut self) -> SlotSet {
+        self.marks.tell_hosts()
     }
 
     /// Whether the slot is to be given up before another vCPU is attached.

@@ -11,7 +11,12 @@ mod backing;
 mod claims;
 mod counters;
 mod counting;
+#[cfg(feature = "contexts")]
 mod host_side;
+#[cfg(feature = "contexts")]
+mod hosts;
+#[cfg(not(feature = "contexts"))]
+#[path = "vcpu/no_hosts.rs"]
 mod hosts;
 mod interrupts;
 mod losses;
@@ -31,7 +36,9 @@ mod uncounted;
 pub use backing::OtherCores;
 pub use claims::{BudgetRefused, Claims, Reservations};
 pub use counters::CounterReport;
+#[cfg(feature = "contexts")]
 pub use host_side::HostSide;
+#[cfg(feature = "contexts")]
 pub use hosts::Hosts;
 pub use interrupts::Interrupts;
 pub use placer::Oversubscribe;
@@ -522,46 +529,12 @@ impl VcpuPmu {
         self.tenancy.change_budget(seat, budget, grace_ms)
     }
 
-    /// The host contexts of this vCPU.
-    #[inline]
-    #[must_use]
-    pub fn hosts(&self) -> &Hosts {
-        self.tenancy.counting().hosts()
-    }
-
-    /// The same, to be paused.
-    pub fn hosts_mut(&mut self) -> &mut Hosts {
-        self.counting_mut().hosts_mut()
-    }
-
-    /// What tools of the host do to it, where it is.
-    pub fn host_side<'a>(&'a mut self, core: Option<&'a mut CorePmu>) -> HostSide<'a> {
-        let seat = self.seat(core);
-        HostSide::new(&mut self.tenancy, seat)
-    }
-
-    /// Works with the core that the vCPU is on, and with the contexts of that
-    /// core; what that changes for the vCPU takes place at once. While it is
-    /// switched out, nothing does.
-    pub fn with_core<R>(&mut self, core: &mut CorePmu, act: impl FnOnce(&mut CorePmu) -> R) -> R {
-        if !self.attached {
-            return act(core);
-        }
-        self.tenancy.begin();
-        self.tenancy.introduce(&mut Seat::On(core));
-        let result = act(core);
-        if core.host_mut().take_changed() {
-            self.tenancy.hosts_changed(&mut Seat::On(core));
-        }
-        result
-    }
-
     /// Whether samples are due, and [`VcpuPmu::take_samples`] is to be called before the
     /// guest's exit is answered, and before it goes on.
     #[inline]
     #[must_use]
     pub fn has_samples(&self, core: Option<&CorePmu>) -> bool {
-        let overflown = core.is_some_and(|core| self.hosts().has_overflow(core));
+        let overflown = core.is_some_and(|core| self.tenancy.counting().hosts().has_overflow(core));
         overflown || self.pebs_due() || self.ibs_due().is_some()
     }
 
@@ -590,7 +563,7 @@ impl VcpuPmu {
     pub fn hypervisor_can_yield(&self, core: Option<&CorePmu>) -> bool {
         match core.filter(|core| self.is_on(core)) {
             Some(core) => core.book().guest_may_have_more(core.planner(), 1),
-            None => self.hosts().is_empty(),
+            None => self.tenancy.counting().hosts().is_empty(),
         }
     }
 
@@ -607,7 +580,7 @@ impl VcpuPmu {
     #[must_use]
     pub fn ibs_runs(&self) -> bool {
         let samplers = self.tally().samplers();
-        samplers.exist() && (samplers.run() || self.hosts().may_sample())
+        samplers.exist() && (samplers.run() || self.tenancy.counting().hosts().may_sample())
     }
 
     /// What is to be done about the interrupt of samples at TSC value `now`. To be sent, it
@@ -646,7 +619,7 @@ impl VcpuPmu {
         // The counters of the one before are stopped only now: if it is the same one,
         // it never left.
         if core.bank().attached() != Some(self.owner()) {
-            Hosts::leave_private(&mut Seat::On(core));
+            hosts::Hosts::leave_private(&mut Seat::On(core));
             core.bank_mut().attach(self.owner());
         }
         self.attached = true;
@@ -776,5 +749,43 @@ impl VcpuPmu {
         self.counting_mut().restore(seat, state);
         self.tenancy.tell_owners();
         Ok(())
+    }
+}
+
+/// Contexts of tools.
+#[cfg(feature = "contexts")]
+impl VcpuPmu {
+    /// The host contexts of this vCPU.
+    #[inline]
+    #[must_use]
+    pub fn hosts(&self) -> &Hosts {
+        self.tenancy.counting().hosts()
+    }
+
+    /// The same, to be paused.
+    pub fn hosts_mut(&mut self) -> &mut Hosts {
+        self.counting_mut().hosts_mut()
+    }
+
+    /// What tools of the host do to it, where it is.
+    pub fn host_side<'a>(&'a mut self, core: Option<&'a mut CorePmu>) -> HostSide<'a> {
+        let seat = self.seat(core);
+        HostSide::new(&mut self.tenancy, seat)
+    }
+
+    /// Works with the core that the vCPU is on, and with the contexts of that
+    /// core; what that changes for the vCPU takes place at once. While it is
+    /// switched out, nothing does.
+    pub fn with_core<R>(&mut self, core: &mut CorePmu, act: impl FnOnce(&mut CorePmu) -> R) -> R {
+        if !self.attached {
+            return act(core);
+        }
+        self.tenancy.begin();
+        self.tenancy.introduce(&mut Seat::On(core));
+        let result = act(core);
+        if core.host_mut().take_changed() {
+            self.tenancy.hosts_changed(&mut Seat::On(core));
+        }
+        result
     }
 }

@@ -332,3 +332,46 @@ fn the_map_has_every_crate() {
         assert!(page.contains(&row), "no row begins {row:?}");
     }
 }
+
+/// The packages that who depends on `kvm-pmu` gets, no feature on: not those of the workspace,
+/// which has features on.
+fn of_an_embedder() -> BTreeSet<(String, String)> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["tree", "--offline", "--locked", "-p", "kvm-pmu"])
+        .args(["-e", "normal,build", "--prefix", "none", "--format", "{p}"])
+        .current_dir(root())
+        .output()
+        .expect("cargo can be started");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let package = |line: &str| {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        words.next().zip(words.next())
+    };
+    lines.lines().filter_map(package).collect()
+}
+
+/// Whoever only gives a guest a PMU gets nothing that serves tools or reads files; the page says
+/// how much he gets.
+#[test]
+fn an_embedder_gets_what_the_page_says() {
+    let found = of_an_embedder();
+    let names: BTreeSet<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+    for absent in ["perfmon", "perfmon-abi", "toml", "kvm-ioctls", "vm-memory"] {
+        assert!(!names.contains(absent), "kvm-pmu brings {absent}");
+    }
+    let ours = HOUSE.iter().filter(|room| names.contains(room.name));
+    let expected = format!(
+        "a VMM gets {} packages, `kvm-pmu` itself counted, {} of which are Umpire's",
+        found.len(),
+        ours.count()
+    );
+    let page = root().join("docs/guide/embedding.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    assert!(page.contains(&expected), "{expected}: {found:#?}");
+}

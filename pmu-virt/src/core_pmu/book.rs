@@ -1,13 +1,14 @@
-//! What host contexts may want of a core, and whether there is room.
+//! What host contexts may want of a core, and whether there is room. Without the feature
+//! `contexts`, `no_book.rs` has the same calls.
 
 use std::cell::Cell;
 
-use arbiter::{CounterId, CounterSet};
+use arbiter::{CounterId, CounterSet, NamedEvent};
 use perfmon::ContextId;
 use perfmon_abi::wire::{Errno, Refusal, Subcode};
 use pmu_model::{Constraint, CountRequest, EventFamily, OwnerId, SlotSet};
 
-use super::planner::{Planner, ResourceClaim};
+use super::planner::Planner;
 use crate::admission::{
     Claimed, ContextDemand, GuestRoom, NoRoom, Room, admit, fit_together, most_of,
 };
@@ -25,6 +26,33 @@ pub(crate) struct GuestClaim {
     pub(crate) family: Option<EventFamily>,
     /// What the vCPUs of the VM have reserved.
     pub(crate) holdings: Option<Holdings>,
+}
+
+/// What a context may want of a core, before it is known what can count it.
+#[derive(Clone, Debug)]
+pub(crate) struct ResourceClaim {
+    pub(crate) context: ContextId,
+    pub(crate) vcpu: Option<OwnerId>,
+    pub(crate) preemptible: bool,
+    pub(crate) standing: Standing,
+    /// It was told that there is no room for all that it demands.
+    pub(crate) overdrawn: bool,
+    pub(crate) sets: Vec<Vec<CountRequest>>,
+}
+
+impl ResourceClaim {
+    pub(super) fn of(hosted: &AttachedContext, vcpu: Option<OwnerId>) -> Self {
+        let sets = hosted.context().demands().into_iter();
+        let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
+        ResourceClaim {
+            context: hosted.id(),
+            vcpu,
+            preemptible: hosted.is_preemptible(),
+            standing: Standing::Spare,
+            overdrawn: false,
+            sets: sets.map(|(_, set)| requests(set).collect()).collect(),
+        }
+    }
 }
 
 /// What guests and host contexts may want of a core, and what of it was promised.
@@ -423,5 +451,45 @@ impl FirmDemands {
     pub(crate) fn leave_room_for(&self, wanted: &[Constraint]) -> bool {
         let together = self.sets.iter().map(Vec::as_slice).collect();
         fit_together(&together, wanted, self.slots)
+    }
+}
+
+impl Planner<'_> {
+    /// What can count a wish's events. What cannot be counted takes no slot.
+    fn claim_of(self, wish: &ResourceClaim) -> Option<ContextDemand> {
+        let sets = wish.sets.iter().map(|set| {
+            let constraint = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
+            set.iter().filter_map(constraint).collect()
+        });
+        Some(ContextDemand {
+            context: wish.context,
+            vcpu: wish.vcpu,
+            preemptible: wish.preemptible,
+            standing: wish.standing,
+            sets: ContextDemand::maximal(sets)?,
+        })
+    }
+
+    /// What the attached vCPU's guest counts.
+    fn guest_now(self) -> Vec<Constraint> {
+        self.bank
+            .holders()
+            .iter()
+            .filter(|report| report.counting && report.holder.is_guest())
+            .filter_map(|report| Some(self.bank.backend().plan(&report.request).ok()?.constraint))
+            .collect()
+    }
+
+    /// What has to count for each of the counters that a vCPU holds.
+    fn promises(
+        self,
+        family: Option<EventFamily>,
+        held: &[(CounterId, Option<NamedEvent>)],
+        any: Option<Constraint>,
+    ) -> Vec<Constraint> {
+        let promise = |(counter, event): &(CounterId, Option<NamedEvent>)| {
+            self.promise(*counter, family.zip(*event), any)
+        };
+        held.iter().filter_map(promise).collect()
     }
 }

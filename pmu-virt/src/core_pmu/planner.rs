@@ -2,49 +2,18 @@
 //! counter that is reserved.
 
 use arbiter::{CounterId, NamedEvent};
-use perfmon::ContextId;
 use pmu_model::{
-    Constraint, CountRequest, EventCode, EventFamily, FixedFunction, OwnerId, SlotSet, Unavailable,
+    Constraint, CountRequest, EventCode, EventFamily, FixedFunction, SlotSet, Unavailable,
 };
 
-use crate::admission::ContextDemand;
-use crate::attached::AttachedContext;
 use crate::backend::CountPlan;
 use crate::filter::EventFilter;
-use crate::policy::Standing;
 use crate::slot_bank::SlotBank;
-
-/// What a context may want of a core, before it is known what can count it.
-#[derive(Clone, Debug)]
-pub(crate) struct ResourceClaim {
-    pub(crate) context: ContextId,
-    pub(crate) vcpu: Option<OwnerId>,
-    pub(crate) preemptible: bool,
-    pub(crate) standing: Standing,
-    /// It was told that there is no room for all that it demands.
-    pub(crate) overdrawn: bool,
-    pub(crate) sets: Vec<Vec<CountRequest>>,
-}
-
-impl ResourceClaim {
-    pub(super) fn of(hosted: &AttachedContext, vcpu: Option<OwnerId>) -> Self {
-        let sets = hosted.context().demands().into_iter();
-        let requests = |set: Vec<(u16, CountRequest)>| set.into_iter().map(|(_, request)| request);
-        ResourceClaim {
-            context: hosted.id(),
-            vcpu,
-            preemptible: hosted.is_preemptible(),
-            standing: Standing::Spare,
-            overdrawn: false,
-            sets: sets.map(|(_, set)| requests(set).collect()).collect(),
-        }
-    }
-}
 
 /// What a core can count, and for which of its guests' events.
 #[derive(Clone, Copy)]
 pub(crate) struct Planner<'a> {
-    bank: &'a SlotBank,
+    pub(super) bank: &'a SlotBank,
     /// What guests may have counted.
     filter: &'a EventFilter,
 }
@@ -68,21 +37,6 @@ impl<'a> Planner<'a> {
         self.bank.backend().plan(request)
     }
 
-    /// What can count a wish's events. What cannot be counted takes no slot.
-    pub(super) fn claim_of(self, wish: &ResourceClaim) -> Option<ContextDemand> {
-        let sets = wish.sets.iter().map(|set| {
-            let constraint = |request| Some(self.bank.backend().plan(request).ok()?.constraint);
-            set.iter().filter_map(constraint).collect()
-        });
-        Some(ContextDemand {
-            context: wish.context,
-            vcpu: wish.vcpu,
-            preemptible: wish.preemptible,
-            standing: wish.standing,
-            sets: ContextDemand::maximal(sets)?,
-        })
-    }
-
     /// What can count most of the events that the guest may ask for: what is held for
     /// a counter that is reserved and has no event yet.
     pub(crate) fn any_event(self, events: &[CountRequest]) -> Option<Constraint> {
@@ -91,29 +45,6 @@ impl<'a> Planner<'a> {
         let served = |one: &&Constraint| all.iter().filter(|other| other == one).count();
         // Of those alike the first.
         all.iter().rev().max_by_key(served).copied()
-    }
-
-    /// What the attached vCPU's guest counts.
-    pub(super) fn guest_now(self) -> Vec<Constraint> {
-        self.bank
-            .holders()
-            .iter()
-            .filter(|report| report.counting && report.holder.is_guest())
-            .filter_map(|report| Some(self.bank.backend().plan(&report.request).ok()?.constraint))
-            .collect()
-    }
-
-    /// What has to count for each of the counters that a vCPU holds.
-    pub(super) fn promises(
-        self,
-        family: Option<EventFamily>,
-        held: &[(CounterId, Option<NamedEvent>)],
-        any: Option<Constraint>,
-    ) -> Vec<Constraint> {
-        let promise = |(counter, event): &(CounterId, Option<NamedEvent>)| {
-            self.promise(*counter, family.zip(*event), any)
-        };
-        held.iter().filter_map(promise).collect()
     }
 
     /// What has to count for a counter that is reserved, for the event that was named:

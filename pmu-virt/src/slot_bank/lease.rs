@@ -53,6 +53,7 @@ pub(crate) enum Arming {
     /// It is to come when so many more events were counted than were settled.
     After(NonZeroU64),
     /// The same, and a little later is as good.
+    #[cfg(feature = "contexts")]
     About(NonZeroU64),
     /// Nobody waits for one.
     Off,
@@ -138,6 +139,7 @@ impl SlotLease {
     }
 
     /// The same for somebody to whom a little later is as good.
+    #[cfg(feature = "contexts")]
     #[inline]
     pub(crate) fn await_about(&mut self, until: Option<NonZeroU64>) -> Arming {
         match self.await_overflow(until) {

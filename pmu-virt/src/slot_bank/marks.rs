@@ -143,6 +143,7 @@ impl Marks {
     }
 
     /// Host contexts hear of theirs.
+    #[cfg(feature = "contexts")]
     pub(super) fn tell_hosts(&mut self) -> SlotSet {
         std::mem::take(&mut self.flagged_hosts)
     }

@@ -113,6 +113,7 @@ impl Residents {
     }
 
     /// The resident stays, and counts for somebody else.
+    #[cfg(feature = "contexts")]
     pub(super) fn rename(&mut self, stamp: u64, claimant: Claimant) {
         for place in self.places.iter_mut().flatten() {
             if place.stamp == stamp {

@@ -15,6 +15,7 @@ use super::access::{Part, has_alias};
 use super::backing::OtherCores;
 use super::terms::{Reach, Terms};
 use super::{COUNTERS, index_of};
+#[cfg(feature = "contexts")]
 use crate::core_pmu::GuestClaim;
 use crate::holdings::Holdings;
 
@@ -310,6 +311,7 @@ impl Claims {
 
     /// What the guest may want of a core: counters of the model that it was given and that
     /// the hypervisor has not reserved, and each event that has a name.
+    #[cfg(feature = "contexts")]
     pub(super) fn wish(&self, model: &PmuModel, terms: &Terms) -> GuestClaim {
         let reservations = self.reservations.as_ref();
         GuestClaim {

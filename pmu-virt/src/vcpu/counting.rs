@@ -78,11 +78,13 @@ impl Counting {
         &self.hosts
     }
 
+    #[cfg(feature = "contexts")]
     pub(super) fn hosts_mut(&mut self) -> &mut Hosts {
         &mut self.hosts
     }
 
     /// The guest's counters, for who changes its contexts.
+    #[cfg(feature = "contexts")]
     pub(super) fn beside_hosts(&mut self) -> (&Tally, &mut Hosts) {
         (&self.tally, &mut self.hosts)
     }
@@ -549,6 +551,7 @@ impl Counting {
     }
 
     /// A context has come or gone, or wants something else.
+    #[cfg(feature = "contexts")]
     pub(super) fn hosts_changed(&mut self, seat: &mut Seat<'_>) {
         self.hosts.note(seat.core());
         self.return_samplers(seat);

@@ -1,4 +1,5 @@
-//! The host contexts of a vCPU, and those of the core which it is on.
+//! The host contexts of a vCPU, and those of the core which it is on. Without the feature
+//! `contexts`, `no_hosts.rs` has the same calls.
 
 use std::cmp::Reverse;
 

@@ -13,8 +13,7 @@
 
 use arbiter::{CounterId, CounterSet};
 use pmu_model::ibs::{
-    CONTROL_VALID, EXTENDED_VECTORS, IBS_VECTOR, IbsSample, enable_of, fetch, is_on, maximum, op,
-    valid_of,
+    CONTROL_VALID, EXTENDED_VECTORS, IBS_VECTOR, IbsSample, fetch, is_on, maximum, op, valid_of,
 };
 use pmu_model::{CountRequest, IbsKind, IbsRegister, PmuModel, Register, Ticks, Tsc, low_bits};
 
@@ -464,9 +463,10 @@ impl Samplers {
     }
 
     /// Whether the guest has it enabled.
+    #[cfg(feature = "contexts")]
     pub(super) fn is_enabled(&self, kind: IbsKind) -> bool {
         self.sampler(kind)
-            .is_some_and(|sampler| sampler.control & enable_of(kind) != 0)
+            .is_some_and(|sampler| sampler.control & pmu_model::ibs::enable_of(kind) != 0)
     }
 
     /// The state without what is in the samplers of `held`, which somebody has reserved;

@@ -739,6 +739,7 @@ impl Tenancy {
         self.counting.refresh_needs(seat);
     }
 
+    #[cfg(feature = "contexts")]
     pub(super) fn hosts_changed(&mut self, seat: &mut Seat<'_>) {
         self.counting.hosts_changed(seat);
         self.tell_owners();

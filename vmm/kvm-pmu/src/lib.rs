@@ -2,7 +2,8 @@
 //!
 //! Descriptors of VMs and vCPUs are taken by `AsFd`, whatever crate has them. Registers have the
 //! types of [`kvm_bindings`], of which a VMM may have another version beside. What knows types
-//! of kvm-ioctls and vm-memory is behind the features `kvm-ioctls` and `vm-memory`, off by default.
+//! of kvm-ioctls and vm-memory is behind the features `kvm-ioctls` and `vm-memory`, and what serves
+//! contexts of tools behind `contexts`, all off by default.
 //!
 //! - Before vCPUs exist: [`KvmVm`], [`switch_off_vpmu`], and a VM's one MSR filter by
 //!   [`msr_ranges`] and [`MsrFilter`].

@@ -1,18 +1,21 @@
 //! The moment in which a KVM vCPU was stopped, for samples: its registers, the instruction
 //! that it has just executed where that was seen, and guest memory.
 
+#[cfg(feature = "contexts")]
+mod tools;
+
+#[cfg(feature = "contexts")]
+pub(crate) use tools::{Around, Take};
+
 use instruction_facts::{AddressRegisters, Decoded, InstructionInfoFactory, Operand, OperandKind};
 use kvm_bindings::kvm_regs;
-use pmu_virt::perfmon::{self, Quantities, VirtualPmd, Wish};
-use pmu_virt::{
-    CodePlace, LinearMemory, Moment, MomentRegisters, Retirement, Ring, SampledInstruction,
-};
+#[cfg(feature = "contexts")]
+use pmu_virt::perfmon::Wish;
+use pmu_virt::{CodePlace, LinearMemory, Moment, MomentRegisters, Retirement, SampledInstruction};
 
 use crate::error::VcpuError;
-use crate::memory::{GuestBytes, OutOfReach};
-use crate::observe::TrapObserver;
-use crate::time;
-use crate::trap::{CpuContext, Executed, Implicit, RFLAGS_TF, cpl};
+use crate::memory::GuestBytes;
+use crate::trap::{CpuContext, Executed, Implicit, RFLAGS_TF};
 use crate::vcpu::KvmVcpu;
 
 /// What an instruction found before it was executed.
@@ -99,46 +102,40 @@ enum Sight<'a> {
     Stands(SampledInstruction),
     /// What it has just executed.
     Stepped(Stepped<'a>),
-    /// Nothing: its own samples wait.
-    Nothing,
-}
-
-/// Where the vCPU is, and who hears of it, for contexts of tools.
-#[derive(Debug)]
-pub(crate) struct Around<'a> {
-    pub(crate) observer: &'a mut dyn TrapObserver,
-    /// Number of the core.
-    pub(crate) core: u16,
-    /// Process of the VMM.
-    pub(crate) process: i32,
 }
 
 /// A stopped vCPU.
 pub(crate) struct StoppedVcpu<'a> {
     vcpu: &'a KvmVcpu,
     memory: &'a dyn GuestBytes,
-    sight: Sight<'a>,
+    /// `None`: contexts of tools are told alone, and the guest's own samples wait.
+    sight: Option<Sight<'a>>,
     /// `None`: contexts of tools are not sampled now.
+    #[cfg(feature = "contexts")]
     around: Option<Around<'a>>,
     /// Memory through the page tables, once it was asked for.
     tables: Option<Implicit<'a>>,
 }
 
 impl<'a> StoppedVcpu<'a> {
+    fn new(vcpu: &'a KvmVcpu, memory: &'a dyn GuestBytes, sight: Option<Sight<'a>>) -> Self {
+        Self {
+            vcpu,
+            memory,
+            sight,
+            #[cfg(feature = "contexts")]
+            around: None,
+            tables: None,
+        }
+    }
+
     /// One that stands where it was found.
     pub(crate) fn standing(
         vcpu: &'a KvmVcpu,
         memory: &'a dyn GuestBytes,
         instruction: SampledInstruction,
-        around: Around<'a>,
     ) -> Self {
-        Self {
-            vcpu,
-            memory,
-            sight: Sight::Stands(instruction),
-            around: Some(around),
-            tables: None,
-        }
+        Self::new(vcpu, memory, Some(Sight::Stands(instruction)))
     }
 
     /// One behind an instruction of a step. There may be more to tell of the same step, so
@@ -148,24 +145,7 @@ impl<'a> StoppedVcpu<'a> {
         memory: &'a dyn GuestBytes,
         stepped: Stepped<'a>,
     ) -> Self {
-        Self {
-            vcpu,
-            memory,
-            sight: Sight::Stepped(stepped),
-            around: None,
-            tables: None,
-        }
-    }
-
-    /// One of which contexts of tools are told alone.
-    pub(crate) fn for_tools(vcpu: &'a KvmVcpu, around: Around<'a>) -> Self {
-        Self {
-            vcpu,
-            memory: &OutOfReach,
-            sight: Sight::Nothing,
-            around: Some(around),
-            tables: None,
-        }
+        Self::new(vcpu, memory, Some(Sight::Stepped(stepped)))
     }
 }
 
@@ -173,9 +153,9 @@ impl Moment for StoppedVcpu<'_> {
     type Error = VcpuError;
 
     fn registers(&mut self) -> Result<Option<MomentRegisters>, VcpuError> {
-        if self.vcpu.in_smm() || matches!(self.sight, Sight::Nothing) {
+        let Some(sight) = self.sight.as_ref().filter(|_| !self.vcpu.in_smm()) else {
             return Ok(None);
-        }
+        };
         let (regs, sregs) = (self.vcpu.get_regs()?, self.vcpu.get_sregs()?);
         let context = CpuContext {
             regs: &regs,
@@ -188,7 +168,7 @@ impl Moment for StoppedVcpu<'_> {
             flags: regs.rflags,
             general: general(&regs),
         };
-        match &self.sight {
+        match sight {
             Sight::Stands(instruction) => registers.instruction = *instruction,
             Sight::Stepped(stepped) => {
                 let Executed { rip, next, .. } = stepped.executed;
@@ -206,7 +186,6 @@ impl Moment for StoppedVcpu<'_> {
                 let tf = if stepped.tf { RFLAGS_TF } else { 0 };
                 registers.flags = registers.flags & !RFLAGS_TF | tf;
             }
-            Sight::Nothing => return Ok(None),
         }
         Ok(Some(registers))
     }
@@ -220,7 +199,7 @@ impl Moment for StoppedVcpu<'_> {
     }
 
     fn operand(&mut self, kind: OperandKind) -> Option<Operand> {
-        let Sight::Stepped(stepped) = &mut self.sight else {
+        let Some(Sight::Stepped(stepped)) = &mut self.sight else {
             return None;
         };
         let accessed = stepped.did.loads != 0 || stepped.did.stores != 0;
@@ -239,47 +218,12 @@ impl Moment for StoppedVcpu<'_> {
         Ok(self.tables.insert(tables))
     }
 
-    fn host(
-        &mut self,
-        wish: Wish,
-        take: &mut dyn FnMut(&perfmon::Moment, &dyn Quantities),
-    ) -> Result<(), VcpuError> {
-        let Some(around) = &mut self.around else {
-            return Ok(());
-        };
-        let vcpu = self.vcpu;
-        let (regs, sregs) = (vcpu.get_regs()?, vcpu.get_sregs()?);
-        let smm = vcpu.in_smm();
-        if !wish.is_empty() && !smm {
-            let tsc = || vcpu.guest_tsc().ok();
-            around.observer.look(vcpu.id(), wish, (&regs, &sregs), &tsc);
+    #[cfg(feature = "contexts")]
+    fn host(&mut self, wish: Wish, take: &mut Take<'_>) -> Result<(), VcpuError> {
+        match &mut self.around {
+            Some(around) => around.tell(self.vcpu, wish, take),
+            None => Ok(()),
         }
-        let moment = perfmon::Moment {
-            tsc: time::now().0,
-            ip: regs.rip,
-            ring: Ring::from_cpl(cpl(&sregs)),
-            cr3: sregs.cr3,
-            vm: around.process,
-            vcpu: vcpu.id().0.cast_signed(),
-            core: around.core,
-        };
-        let quantities = around.observer.quantities();
-        if smm {
-            take(&moment, &InSmm(quantities));
-        } else {
-            take(&moment, quantities);
-        }
-        Ok(())
-    }
-}
-
-/// What is counted of a vCPU in SMM. It is nowhere in the kernel that the guest runs, as the
-/// memory there is another.
-struct InSmm<'a>(&'a dyn Quantities);
-
-impl Quantities for InSmm<'_> {
-    fn read(&self, which: VirtualPmd) -> Option<u64> {
-        self.0.read(which)
     }
 }
 

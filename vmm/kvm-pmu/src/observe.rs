@@ -2,7 +2,9 @@
 
 use std::fmt::{self, Debug};
 
+#[cfg(feature = "contexts")]
 use kvm_bindings::{kvm_regs, kvm_sregs};
+#[cfg(feature = "contexts")]
 use pmu_virt::perfmon::{Quantities, VirtualPmd, Wish};
 use pmu_virt::{MsrIndex, PmiDelivery, PmiRequest, ReadOutcome, Ring, Tsc, WriteOutcome};
 
@@ -121,6 +123,7 @@ pub trait TrapObserver: Debug {
     /// The vCPU has stopped and is to be sampled, with what `wish` says of the guest's
     /// memory. What is found there, [`quantities`](Self::quantities) has as
     /// [`Quantities::guest`]. `tsc` reads the guest's TSC. Must not block.
+    #[cfg(feature = "contexts")]
     fn look(
         &mut self,
         vcpu: VcpuId,
@@ -132,14 +135,17 @@ pub trait TrapObserver: Debug {
     }
 
     /// What the VMM counts of the vCPU, for samples that record it.
+    #[cfg(feature = "contexts")]
     fn quantities(&self) -> &dyn Quantities {
         &NoQuantities
     }
 }
 
 /// A VMM that counts nothing.
+#[cfg(feature = "contexts")]
 struct NoQuantities;
 
+#[cfg(feature = "contexts")]
 impl Quantities for NoQuantities {
     fn read(&self, _: VirtualPmd) -> Option<u64> {
         None

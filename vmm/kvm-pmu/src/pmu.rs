@@ -17,7 +17,9 @@ use crate::cpuid::announced;
 use crate::debug::DebugQuirks;
 use crate::error::{EntryError, Errno, KvmPmuError, VcpuError, VcpuId};
 use crate::memory::GuestBytes;
-use crate::moment::{Around, StoppedVcpu};
+#[cfg(feature = "contexts")]
+use crate::moment::Around;
+use crate::moment::StoppedVcpu;
 use crate::observe::{TrapEvent, TrapObserver};
 use crate::probe::{HostRefusal, ProbeReport};
 use crate::step_driver::StepSupport;
@@ -134,6 +136,7 @@ type OnCore<'a> = (&'a mut VcpuPmu, &'a mut CorePmu);
 pub struct KvmPmu {
     /// The number of this process, which samples carry as that of the VM: asking the host
     /// for it would be a system call for each.
+    #[cfg(feature = "contexts")]
     process: i32,
     /// The vCPU for which it was made.
     id: VcpuId,
@@ -170,6 +173,7 @@ impl KvmPmu {
         // One that was restored may be read on vCPUs that are run before this one.
         traps.programmed(parts.pmu.as_ref().is_some_and(VcpuPmu::is_programmed));
         Ok(Self {
+            #[cfg(feature = "contexts")]
             process: std::process::id().cast_signed(),
             id: vcpu.id(),
             tsc_khz,
@@ -523,7 +527,7 @@ impl KvmPmu {
         self.time.entering(needs.counting);
         // Taking samples gives places anew, and planning a step settles what was counted:
         // either may come to one more overflow, which is sampled where the guest stands now.
-        (pmu.hosts().has_overflow(core), needs.ring)
+        (overflow_of_tools(pmu, core), needs.ring)
     }
 
     /// The guest is entered now, in SMM or not. True if an overflow is near: its PMI wants
@@ -583,6 +587,7 @@ impl KvmPmu {
 
     #[cold]
     fn take_due(&mut self, vcpu: &KvmVcpu, lent: &mut Lent<'_>) -> Result<(), KvmPmuError> {
+        #[cfg(feature = "contexts")]
         let around = Around {
             core: lent.thread.core(),
             process: self.process,
@@ -597,8 +602,10 @@ impl KvmPmu {
             SampledInstruction::Unseen
         };
         let Guest { memory, .. } = Guest::of(vcpu, lent.memory);
-        let mut moment = StoppedVcpu::standing(vcpu, memory, instruction, around);
-        Ok(pmu.take_samples(Some(core), &mut moment)?)
+        let moment = StoppedVcpu::standing(vcpu, memory, instruction);
+        #[cfg(feature = "contexts")]
+        let moment = moment.with_tools(around);
+        Ok(pmu.take_samples(Some(core), &mut { moment })?)
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest
@@ -607,6 +614,7 @@ impl KvmPmu {
     ///
     /// # Errors
     /// Registers could not be read.
+    #[cfg(feature = "contexts")]
     #[inline]
     pub fn sample_pending(
         &mut self,
@@ -635,6 +643,18 @@ impl KvmPmu {
             pmu.tick(core, now);
         }
     }
+}
+
+/// Whether a counter of a tool's context has overflowed.
+#[inline]
+#[cfg(feature = "contexts")]
+fn overflow_of_tools(pmu: &VcpuPmu, core: &CorePmu) -> bool {
+    pmu.hosts().has_overflow(core)
+}
+
+#[cfg(not(feature = "contexts"))]
+fn overflow_of_tools(_: &VcpuPmu, _: &CorePmu) -> bool {
+    false
 }
 
 /// A vCPU that may be in its guest, from [`KvmPmu::enter`] on. Until its exit is taken in, its
