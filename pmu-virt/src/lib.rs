@@ -71,12 +71,12 @@ pub use pmu_model::cpuid;
 pub use pmu_model::ibs;
 pub use pmu_model::ibs::IbsSample;
 pub use pmu_model::{
-    AssignError, Constraint, CountRequest, CpuidRegs, EventClass, EventCode, EventFamily,
-    EventTotals, FixedFunction, IbsKind, IbsRegister, KnownEvent, LossReason, MathUnit, ModelError,
-    ModelSummary, MsrIndex, Nanos, OwnerId, Pebs, PebsFormat, PebsPrecision, PmuCpuid, PmuModel,
-    Progress, Provenance, Reading, Register, RegisterKind, RegisterRow, Reserved, Retirement, Ring,
-    SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable, UnavailableReason, Vendor,
-    WriteForm, WriteRule, accounting_leaves, all_pmu_msr_ranges,
+    AssignError, Constraint, ContextId, CountRequest, CpuidRegs, EventClass, EventCode,
+    EventFamily, EventTotals, FixedFunction, IbsKind, IbsRegister, KnownEvent, LossReason,
+    MathUnit, ModelError, ModelSummary, MsrIndex, Nanos, OwnerId, Pebs, PebsFormat, PebsPrecision,
+    PmuCpuid, PmuModel, Progress, Provenance, Reading, Register, RegisterKind, RegisterRow,
+    Reserved, Retirement, Ring, SlotIndex, SlotSet, SoftwareEvent, Ticks, Tsc, Unavailable,
+    UnavailableReason, Vendor, WriteForm, WriteRule, accounting_leaves, all_pmu_msr_ranges,
 };
 pub use slot_bank::{Claimant, HolderReport, SwitchStats};
 pub use state::{NotSettled, PmuState, StateError};

@@ -91,7 +91,8 @@ pub trait Moment {
 
     /// Calls `take` with the place where the guest stands and what the host knows of it, for
     /// a context of a tool that has such a `wish`; not at all, if the overflow is to wait for
-    /// another moment, as it does by itself.
+    /// another moment. There is no default: who never called it would take contexts and sample
+    /// none.
     ///
     /// # Errors
     /// The vCPU could not be asked.
@@ -100,10 +101,7 @@ pub trait Moment {
         &mut self,
         wish: Wish,
         take: &mut dyn FnMut(&perfmon::Moment, &dyn Quantities),
-    ) -> Result<(), Self::Error> {
-        let _ = (wish, take);
-        Ok(())
-    }
+    ) -> Result<(), Self::Error>;
 }
 
 /// The contents of a PEBS record; `None` if it has to wait.

@@ -333,8 +333,8 @@ fn the_map_has_every_crate() {
     }
 }
 
-/// The packages that who depends on `kvm-pmu` gets, no feature on: not those of the workspace,
-/// which has features on.
+/// The packages that a crate gets which depends on `kvm-pmu` with no feature on. The workspace
+/// has features on, and gets more.
 fn of_an_embedder() -> BTreeSet<(String, String)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

@@ -604,10 +604,11 @@ impl Counting {
         {
             self.sampled(seat, &sample);
         }
-        if self.hosts.take_samples(seat, moment)? {
+        let (sampled, told) = self.hosts.take_samples(seat, moment);
+        if sampled {
             self.arrange(seat);
         }
-        Ok(())
+        told
     }
 
     /// Takes in what happened to the vCPU.

@@ -204,21 +204,22 @@ impl Hosts {
         hosts.any(|hosted| hosted.context().has_pending_overflow())
     }
 
-    /// Handles the overflows of those that have one, by what `moment` tells; whether it did.
+    /// Handles the overflows of those that have one, by what `moment` tells; whether it did,
+    /// also if that failed afterwards.
     pub(super) fn take_samples<M: Moment>(
         &mut self,
         seat: &mut Seat<'_>,
         moment: &mut M,
-    ) -> Result<bool, M::Error> {
+    ) -> (bool, Result<(), M::Error>) {
         let Some(core) = seat.core().filter(|core| self.has_overflow(core)) else {
-            return Ok(false);
+            return (false, Ok(()));
         };
         let all = self.on(Some(core)).map(AttachedContext::context);
         let sampling = all.filter(|context| context.has_pending_overflow());
         // What they record of the guest's memory.
         let wish = sampling.fold(Wish::default(), |wish, context| wish.and(context.wish()));
         let mut sampled = false;
-        moment.host(wish, &mut |place, values| {
+        let told = moment.host(wish, &mut |place, values| {
             self.each(seat, |hosted, bank| {
                 if hosted.context().has_pending_overflow() {
                     // What is recorded with it is told as of now.
@@ -227,8 +228,8 @@ impl Hosts {
                     sampled = true;
                 }
             });
-        })?;
-        Ok(sampled)
+        });
+        (sampled, told)
     }
 
     /// Brings their places in line with what they want. Counts were settled before.
@@ -473,6 +474,12 @@ impl Hosts {
     }
 }
 
+/// Whether the core takes contexts, so that it has to hear of each change of what the guest may
+/// want.
+pub(super) fn are_taken(core: Option<&CorePmu>) -> bool {
+    core.is_some_and(|core| core.host().is_enabled())
+}
+
 /// Tells the core what the guest of a vCPU may want of it, if nobody has: contexts are promised
 /// no more than that leaves.
 pub(super) fn introduce(seat: &mut Seat<'_>, tally: &Tally, claims: &Claims) {
@@ -485,7 +492,7 @@ pub(super) fn introduce(seat: &mut Seat<'_>, tally: &Tally, claims: &Claims) {
 
 /// The same after that has changed.
 pub(super) fn introduce_anew(seat: &mut Seat<'_>, tally: &Tally, claims: &Claims) {
-    if let Some(core) = seat.core_mut().filter(|core| core.host().is_enabled()) {
+    if let Some(core) = seat.core_mut() {
         let generation = claims.budget().generation;
         let wish = claims.wish(tally.model(), tally.terms());
         core.set_guest(tally.owner(), generation, wish);

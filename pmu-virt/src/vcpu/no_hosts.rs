@@ -63,8 +63,8 @@ impl NoHosts {
         &mut self,
         _: &mut Seat<'_>,
         _: &mut M,
-    ) -> Result<bool, M::Error> {
-        Ok(false)
+    ) -> (bool, Result<(), M::Error>) {
+        (false, Ok(()))
     }
 
     pub(super) fn claims(&self, _: &CorePmu) -> HostClaims {
@@ -113,6 +113,10 @@ impl NoHosts {
     pub(super) fn leave_core(&mut self, _: &mut Seat<'_>) {}
 
     pub(super) fn leave_private(_: &mut Seat<'_>) {}
+}
+
+pub(super) fn are_taken(_: Option<&CorePmu>) -> bool {
+    false
 }
 
 /// Nobody has to keep out of the guest's way.

@@ -522,7 +522,9 @@ impl Tenancy {
             return;
         }
         // The hypervisor may have more or less than before.
-        self.introduce_anew(seat);
+        if hosts::are_taken(seat.core()) {
+            self.introduce_anew(seat);
+        }
         self.counting.take_effects(seat, effects, of);
         self.tell_owners();
     }
@@ -717,7 +719,9 @@ impl Tenancy {
 
     /// The vCPU is switched in on a core; `is_new`: it was on another one before.
     pub(super) fn sit_down(&mut self, seat: &mut Seat<'_>, is_new: bool) {
-        self.introduce(seat);
+        if hosts::are_taken(seat.core()) {
+            self.introduce(seat);
+        }
         self.counting.sit_down(seat, is_new);
         self.tell_owners();
         if std::mem::take(&mut self.budget_due) {

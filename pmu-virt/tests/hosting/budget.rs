@@ -2,7 +2,7 @@
 
 use arbiter::{CounterId, Outcome, PerKind};
 use perfmon_abi::wire::Errno;
-use pmu_virt::perfmon::HostPolicy;
+use pmu_virt::perfmon::{AttachedContext, ContextId, HostPolicy};
 use pmu_virt::{
     Caller, CorePmu, CounterBackend, Grant, Layer, MsrIndex, Oversubscribe, OwnerId, PmuModel,
     Progress, ReadOutcome, Reading, Ring, SimBackend, Ticks, Tsc, UnavailableReason, WriteOutcome,
@@ -11,7 +11,7 @@ use proptest::prelude::{Strategy, prop_assert, prop_assert_eq, prop_oneof, propt
 
 use super::reserved::{kernel_reserves, rig, with_reservations};
 use super::rig::{KERNEL, Mail, Spot, context};
-use super::truth::{EVENTS, clocks};
+use super::truth::{EVENTS, KHZ, clocks};
 use crate::seated::Seated;
 
 const ON: u64 = EVENTS[0] | 1 << 22;
@@ -158,6 +158,24 @@ fn where_counters_take_turns_they_do_so_within_the_budget() {
     assert_eq!(pmu.deadline(), None, "nobody takes turns any more");
     let after: Vec<_> = (0..5).map(|n| pmu.rdpmc(n, KERNEL)).collect();
     assert_eq!(before, after, "what stood still made no events up");
+}
+
+/// A core knows whose guest is there before it takes contexts at all: the first is promised no
+/// more than that leaves.
+#[test]
+fn a_core_that_begins_to_take_contexts_keeps_room_for_who_is_there() {
+    let model = PmuModel::parse("amd-core").expect("a model");
+    let backend = Box::new(SimBackend::of(&clocks(6)));
+    let mut pmu = Seated::new(model, backend, Grant::everything());
+    let context = context(0, &[vec![(0, EVENTS[0])]], 0);
+    let mail = Box::new(Mail::default());
+    let hosted = AttachedContext::new(ContextId(1), Box::new(context), mail);
+    let loaded = pmu.with_core(|core| {
+        core.enable_hosting(HostPolicy::GuestFirst, KHZ);
+        core.load_context(hosted, 0)
+    });
+    let refused = loaded.expect("a core").map_err(|not| not.refusal.errno);
+    assert_eq!(refused, Err(Errno::EBUSY));
 }
 
 /// Two vCPUs of one core: what one may have is no room of the other's.

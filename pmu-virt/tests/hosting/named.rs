@@ -460,6 +460,29 @@ fn contexts_and_cores_keep_room_for_it() {
     assert_eq!(refuses, [0, 0, 0]);
 }
 
+/// A core that takes no contexts says the same of guests of which it hears by a budget.
+#[test]
+fn a_core_without_contexts_says_whom_it_has_no_room_for() {
+    let holdings = Holdings::default();
+    let seat = |vcpu, instructions| {
+        let model = PmuModel::parse("amd-core").expect("a model");
+        let pmu = Seated::detached(OwnerId(vcpu), model, Grant::everything());
+        let mut pmu = with_layers(pmu, Scheme::Independent, &holdings);
+        let backend = SimBackend::of(&clocks(instructions, "0"));
+        pmu.attach(Box::new(CorePmu::new(Box::new(backend))));
+        pmu
+    };
+    let (mut here, mut there) = (seat(0, "0, 1"), seat(1, "0"));
+    let granted = request(&mut here, Layer::GuestKernel, any_for(2, INSTRUCTIONS));
+    assert_eq!(granted, pmcs(&[4, 5]));
+    let four = PerKind {
+        programmable: 4,
+        ..PerKind::ALL
+    };
+    assert_eq!(there.set_budget(four, 0, None), Ok(()));
+    assert_eq!(there.core().map(CorePmu::refuses), Some(1));
+}
+
 /// One step of a guest's.
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -2,6 +2,7 @@
 
 use super::rig::{Mail, Nothing, Rig, Spot, context};
 use super::truth::{EVENTS, clocks};
+use crate::seated::{Located, Snapshot};
 use perfmon_abi::consts as pfm;
 use perfmon_abi::wire::{Call, Errno};
 use perfmon_abi::{PmcArg, PmdArg};
@@ -406,6 +407,41 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
     assert!(!rig.vcpus[0].hosts().is_blocked());
     run(&mut rig, 0, 10_000);
     assert!(rig.vcpus[0].has_host_overflow());
+}
+
+/// A sample that was taken has stopped its context: that counts no more, whatever fails behind it.
+#[test]
+fn a_failure_behind_a_sample_leaves_nothing_undone() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    let mut blocking = counting(pfm::PFM_FL_NOTIFY_BLOCK, 0);
+    let pmc = PmcArg {
+        value: CYCLES,
+        flags: pfm::PFM_REGFL_OVFL_NOTIFY,
+        ..PmcArg::default()
+    };
+    let pmd = PmdArg {
+        value: u64::MAX - 99,
+        ..PmdArg::default()
+    };
+    for mut call in [Call::WritePmcs(vec![pmc]), Call::WritePmds(vec![pmd])] {
+        assert_eq!(blocking.call(&mut call, &Nothing), Ok(()));
+    }
+    let loaded = rig.load(Spot::Vcpu(0), blocking, &Mail::default());
+    assert!(loaded.is_ok(), "{loaded:?}");
+    assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
+    run(&mut rig, 0, 10_000);
+    let pmu = &mut rig.vcpus[0];
+    assert!(pmu.has_host_overflow() && pmu.needs().counting);
+    let done = pmu.try_samples(&mut Snapshot {
+        host: Some((&moment(), &Nothing)),
+        host_fails: Some("no registers"),
+        ..Snapshot::of(&Located::NOWHERE)
+    });
+    assert_eq!(done, Err("no registers"));
+    assert!(pmu.hosts().is_blocked());
+    let holders = pmu.core().expect("a core").holders();
+    assert!(holders.iter().all(|one| !one.counting), "{holders:?}");
 }
 
 #[test]

@@ -142,10 +142,14 @@ impl Seated {
         self.take_samples(&mut Snapshot::of_sample(&sample, &memory));
     }
 
+    pub(crate) fn try_samples(&mut self, moment: &mut Snapshot<'_>) -> Result<(), &'static str> {
+        self.pmu.take_samples(self.core.as_deref_mut(), moment)
+    }
+
     /// Takes the samples that are due.
     pub(crate) fn take_samples(&mut self, moment: &mut Snapshot<'_>) {
-        let core = self.core.as_deref_mut();
-        let Ok(()) = self.pmu.take_samples(core, moment);
+        let done = self.try_samples(moment);
+        assert_eq!(done, Ok(()));
     }
 
     /// The interrupt of the samples since the last call, sent at once.

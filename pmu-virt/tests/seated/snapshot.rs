@@ -1,7 +1,5 @@
 //! A moment that is as a test says.
 
-use std::convert::Infallible;
-
 use instruction_facts::{Operand, OperandKind};
 use pmu_virt::ibs::{DataAddress, FetchRecord, OpRecord, OpSample};
 use pmu_virt::perfmon::{self, Quantities, Wish};
@@ -18,6 +16,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) operands: [Option<Operand>; 2],
     pub(crate) memory: &'a dyn LinearMemory,
     pub(crate) host: Option<(&'a perfmon::Moment, &'a dyn Quantities)>,
+    /// What fails once the host's tools have taken theirs.
+    pub(crate) host_fails: Option<&'static str>,
     /// Which operands, and whether XMM registers were asked for.
     pub(crate) asked: (Vec<OperandKind>, bool),
     /// So many samples of the guest can be taken of it.
@@ -34,6 +34,7 @@ impl<'a> Snapshot<'a> {
             operands: [None; 2],
             memory,
             host: None,
+            host_fails: None,
             asked: Default::default(),
             left: usize::MAX,
         }
@@ -121,20 +122,20 @@ impl LinearMemory for Located {
 }
 
 impl Moment for Snapshot<'_> {
-    type Error = Infallible;
+    type Error = &'static str;
 
-    fn registers(&mut self) -> Result<Option<MomentRegisters>, Infallible> {
+    fn registers(&mut self) -> Result<Option<MomentRegisters>, &'static str> {
         let left = self.left.checked_sub(1);
         self.left = left.unwrap_or(0);
         Ok(left.map(|_| self.registers))
     }
 
-    fn xmm(&mut self) -> Result<[[u8; 16]; 16], Infallible> {
+    fn xmm(&mut self) -> Result<[[u8; 16]; 16], &'static str> {
         self.asked.1 = true;
         Ok(self.xmm)
     }
 
-    fn tsc(&mut self) -> Result<u64, Infallible> {
+    fn tsc(&mut self) -> Result<u64, &'static str> {
         Ok(self.tsc)
     }
 
@@ -148,7 +149,7 @@ impl Moment for Snapshot<'_> {
         }
     }
 
-    fn memory(&mut self) -> Result<&dyn LinearMemory, Infallible> {
+    fn memory(&mut self) -> Result<&dyn LinearMemory, &'static str> {
         Ok(self.memory)
     }
 
@@ -156,10 +157,10 @@ impl Moment for Snapshot<'_> {
         &mut self,
         _: Wish,
         take: &mut dyn FnMut(&perfmon::Moment, &dyn Quantities),
-    ) -> Result<(), Infallible> {
+    ) -> Result<(), &'static str> {
         if let Some((place, values)) = self.host {
             take(place, values);
         }
-        Ok(())
+        self.host_fails.map_or(Ok(()), Err)
     }
 }

@@ -13,6 +13,9 @@
 //! for cores that vCPUs share, [`HaltTimes`] and [`GuestMemoryUse`] tell what the host
 //! knows of a guest.
 //!
+//! Where `kvm-pmu` runs the vCPUs, its feature `contexts` has to be on: this crate turns on
+//! `pmu-virt`'s, with which alone `kvm-pmu` does not compile.
+//!
 //! 1. [`ServerSetup::enable_hosting`] before a core counts anything.
 //! 2. [`ServerSetup::connect`] gives each vCPU a [`ControlEndpoint`], and each core
 //!    that vCPUs share a [`JobQueue`].

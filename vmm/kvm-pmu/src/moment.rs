@@ -149,6 +149,8 @@ impl<'a> StoppedVcpu<'a> {
     }
 }
 
+// If it is said to lack `host`: somebody in the build has turned on `contexts` of `pmu-virt`, and
+// nobody that of this crate, which is to be turned on too.
 impl Moment for StoppedVcpu<'_> {
     type Error = VcpuError;
 

@@ -602,10 +602,10 @@ impl KvmPmu {
             SampledInstruction::Unseen
         };
         let Guest { memory, .. } = Guest::of(vcpu, lent.memory);
-        let moment = StoppedVcpu::standing(vcpu, memory, instruction);
+        let mut moment = StoppedVcpu::standing(vcpu, memory, instruction);
         #[cfg(feature = "contexts")]
-        let moment = moment.with_tools(around);
-        Ok(pmu.take_samples(Some(core), &mut { moment })?)
+        moment.tell_tools(around);
+        Ok(pmu.take_samples(Some(core), &mut moment)?)
     }
 
     /// Samples counters of attached contexts that have overflowed, before the guest

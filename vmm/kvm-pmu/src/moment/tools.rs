@@ -60,15 +60,15 @@ impl Around<'_> {
 impl<'a> StoppedVcpu<'a> {
     /// One of which contexts of tools are told alone.
     pub(crate) fn for_tools(vcpu: &'a KvmVcpu, around: Around<'a>) -> Self {
-        Self::new(vcpu, &OutOfReach, None).with_tools(around)
-    }
-
-    /// The same of which they are told too.
-    pub(crate) fn with_tools(self, around: Around<'a>) -> Self {
         Self {
             around: Some(around),
-            ..self
+            ..Self::new(vcpu, &OutOfReach, None)
         }
+    }
+
+    /// They are told of it too.
+    pub(crate) fn tell_tools(&mut self, around: Around<'a>) {
+        self.around = Some(around);
     }
 }
 
