@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -6,6 +7,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -249,11 +251,31 @@ static pid_t begin(void)
 	return 0;
 }
 
+/* All descriptors but the first are closed. -1: which there are cannot be told. */
+static int close_others(void)
+{
+	/* close_range(2) is not of every kernel on which Slurm runs. */
+	DIR *folder = opendir("/proc/self/fd");
+	struct dirent *entry;
+
+	if (!folder)
+		return -1;
+	while ((entry = readdir(folder))) {
+		int file = atoi(entry->d_name);
+
+		/* "." and ".." are 0, too. */
+		if (file > 0 && file != dirfd(folder))
+			close(file);
+	}
+	return closedir(folder);
+}
+
 /*
  * Whoever enters a control group waits for the kernel first (an RCU grace period, ten milliseconds),
  * unless that has just been waited for, whoever did so. A process that enters the group in which it
- * is changes nothing else: so that passes while the arbiter is asked, and not when tasks begin. It
- * is nobody's child, and nobody waits for it.
+ * is moves nowhere, but the wait is over for the next: so that passes while the arbiter is asked,
+ * and not when tasks begin. Like each who enters a group it holds the host's lock on control groups
+ * meanwhile. Its parent ends at once, so that whoever has orphans here waits for it, and no step.
  */
 static void wait_for_kernel(const char *own_procs)
 {
@@ -262,16 +284,19 @@ static void wait_for_kernel(const char *own_procs)
 
 	if (!own_procs || !*own_procs)
 		return;
-	child = fork();
+	child = begin();
 	if (child) {
 		if (child > 0)
-			waitpid(child, NULL, 0);
+			reap(child, now_ms() + 100);
 		return;
 	}
+	/* What goes on does not end with slurmstepd, and has nothing of it that others wait for. */
 	if (fork())
 		_exit(0);
 	file = open(own_procs, O_WRONLY | O_CLOEXEC);
-	_exit(file < 0 || write(file, "0", 1) != 1);
+	if (file < 0 || dup2(file, 0) < 0 || close_others())
+		_exit(1);
+	_exit(write(0, "0", 1) != 1);
 }
 
 void ask(const struct question *question, struct answer *answer)

@@ -1,8 +1,14 @@
 /* What of the plugin needs no Slurm, by tables. Its arguments: an empty folder, and library.c, built. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ask.h"
 #include "group.h"
@@ -202,6 +208,75 @@ static void answers(const char *library)
 	}
 }
 
+/* Waits for all processes that were left to this one. How many of them SIGTERM has ended. */
+static int end_of_orphans(void)
+{
+	int terminated = 0;
+	int status;
+
+	while (waitpid(-1, &status, 0) > 0)
+		terminated += WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+	return terminated;
+}
+
+/* Beside the one who asks, a process enters the caller's own group; it has nothing of the caller's. */
+static void enters_own_group(const char *folder, const char *library)
+{
+	char path[4096];
+	char text[4096] = "";
+	struct wish wish = { .programmable = 2 };
+	struct question question = {
+		.socket = "/silent",
+		.library = library,
+		.own_procs = path,
+		.wish = &wish,
+	};
+	struct answer answer;
+	struct pollfd ready = { .events = POLLIN };
+	sigset_t terms;
+	int ends[2];
+	int file;
+
+	/* What is nobody's child becomes ours, and is one of our group's. */
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1) || setpgid(0, 0))
+		exit(2);
+	alarm(60);
+	snprintf(path, sizeof path, "%s/procs", folder);
+	file = open(path, O_RDWR | O_CREAT, 0600);
+	ask(&question, &answer);
+	check(end_of_orphans() == 0, "own group", "a signal");
+	check(file >= 0 && read(file, text, sizeof text - 1) == 1 && text[0] == '0', "own group", text);
+	close(file);
+
+	/* A kernel that keeps it waiting: this one's file has no place for what it writes. */
+	snprintf(path, sizeof path, "%s/full", folder);
+	if (mkfifo(path, 0600) || pipe(ends))
+		exit(2);
+	file = open(path, O_RDWR | O_NONBLOCK);
+	while (write(file, text, sizeof text) > 0)
+		;
+	/* As in slurmstepd. */
+	sigemptyset(&terms);
+	sigaddset(&terms, SIGTERM);
+	sigprocmask(SIG_BLOCK, &terms, NULL);
+	ask(&question, &answer);
+	close(ends[1]);
+	ready.fd = ends[0];
+	check(poll(&ready, 1, 10000) == 1 && ready.revents == POLLHUP, "own group", "it has our pipe");
+	kill(0, SIGTERM);
+	/* Where that is not heard, it goes on. */
+	if (!poll(NULL, 0, 500))
+		while (read(file, text, sizeof text) > 0)
+			;
+	check(end_of_orphans() == 1, "own group", "it hears no signal");
+	sigwaitinfo(&terms, NULL);
+	sigprocmask(SIG_UNBLOCK, &terms, NULL);
+	close(file);
+	close(ends[0]);
+	alarm(0);
+	prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
 static void write_line(const char *folder, int cpu, const char *name, const char *text)
 {
 	char path[4096];
@@ -255,6 +330,7 @@ int main(int argc, char **argv)
 	parts();
 	groups_of_slurm();
 	limits(argv[1]);
+	enters_own_group(argv[1], argv[2]);
 	answers(argv[2]);
 	cores(argv[1]);
 	return failures != 0;
