@@ -108,7 +108,8 @@ impl AccountReader {
     /// Reads records, the oldest first; those that were read before are passed over.
     pub fn read(&mut self, text: &str) {
         for text in text.lines() {
-            // Most records say what a lease holds; another lacks a field of that.
+            // A record of what a lease holds is parsed once. One of something else, such as a VM's
+            // own line (`vm`), lacks a field of that, and is parsed again for its number.
             if let Ok(line) = serde_json::from_str::<AuditLine>(text) {
                 if self.advance(line.seq, &line.event) {
                     self.note(&line);
