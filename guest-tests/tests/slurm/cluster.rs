@@ -78,11 +78,22 @@ pub(crate) fn library() -> PathBuf {
     umpire::built_beside("umpire-lease-c").join("libumpire_lease.so")
 }
 
-/// One test at a time has a cluster, since the nodes of all have the same names on this machine.
+static SHARED: OnceLock<Mutex<Cluster>> = OnceLock::new();
+
+/// One test at a time has a cluster, since the nodes of all have the same names on this machine. On
+/// the shared one nothing runs any more of the test before.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     // A test that failed has left nothing that the next one minds.
-    TURN.lock().unwrap_or_else(|failed| failed.into_inner())
+    let turn = TURN.lock().unwrap_or_else(|failed| failed.into_inner());
+    if let Some(cluster) = SHARED.get() {
+        lock(cluster).be_idle();
+    }
+    turn
+}
+
+fn lock(cluster: &'static Mutex<Cluster>) -> MutexGuard<'static, Cluster> {
+    cluster.lock().unwrap_or_else(|failed| failed.into_inner())
 }
 
 /// The shared cluster, for a test's turn.
@@ -107,17 +118,15 @@ impl DerefMut for InTurn {
 
 /// The cluster that tests have one after the other. `None`: there can be none here, as was said.
 pub(crate) fn shared(test: &str) -> Option<InTurn> {
-    static CLUSTER: OnceLock<Mutex<Cluster>> = OnceLock::new();
     if let Some(why) = missing() {
         println!("skipped: {test}: {why}");
         return None;
     }
     let turn = turn();
-    let cluster = CLUSTER.get_or_init(|| Mutex::new(Cluster::start("linuxproc")));
-    let cluster = cluster.lock().unwrap_or_else(|failed| failed.into_inner());
-    cluster.be_idle();
+    // One that has just started is idle.
+    let cluster = SHARED.get_or_init(|| Mutex::new(Cluster::start("linuxproc")));
     Some(InTurn {
-        cluster,
+        cluster: lock(cluster),
         _turn: turn,
     })
 }
