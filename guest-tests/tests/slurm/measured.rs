@@ -1,6 +1,8 @@
 //! What counters add to a step: inside of slurmstepd, and from end to end. For a second of steps
 //! with and without in turn, or for as many of each as `UMPIRE_SLURM_SECONDS` says.
 
+use std::num::NonZeroU64;
+
 use super::cluster::{Cluster, POLICY, shared};
 
 /// Steps begin and end in turns as long as this, so that what else the machine does hits both.
@@ -36,7 +38,12 @@ fn what_counters_add_to_a_step_is_measured() {
     };
     let _arbiters = cluster.arbiters(POLICY);
     let seconds = std::env::var("UMPIRE_SLURM_SECONDS").ok();
-    let seconds: u64 = seconds.map_or(1, |text| text.parse().expect("UMPIRE_SLURM_SECONDS"));
+    let seconds = seconds.map_or(1, |text| {
+        let seconds: NonZeroU64 = text
+            .parse()
+            .expect("UMPIRE_SLURM_SECONDS is a number of seconds, 1 at least");
+        seconds.get()
+    });
     let turns = seconds.div_ceil(MOST_TURN_S).max(1);
     let turn_ms = (seconds * 1000 / turns).to_string();
     let before = times_of_leases(&cluster).len();
