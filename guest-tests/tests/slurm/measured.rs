@@ -63,15 +63,15 @@ fn what_counters_add_to_a_step_is_measured() {
     times.sort_unstable();
     assert_eq!(times.len() as u64, with, "each step has a lease");
     assert!(without > 0 && with > 0);
-    let at = |part: f64| times[(part * (times.len() - 1) as f64) as usize];
+    let at = |percent: usize| times[percent * (times.len() - 1) / 100];
     let end_to_end = |steps: u64| (seconds * 1000) as f64 / steps as f64;
     println!(
         "lease and group in slurmstepd, {with} steps: median {} us, p90 {} us, most {} us\n\
          {seconds} s of steps: {without} without counters, {:.1} ms each; {with} with, {:.1} ms \
          each; ratio {:.3}",
-        at(0.5),
-        at(0.9),
-        at(1.0),
+        at(50),
+        at(90),
+        at(100),
         end_to_end(without),
         end_to_end(with),
         with as f64 / without as f64
