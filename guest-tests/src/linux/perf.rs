@@ -18,10 +18,9 @@ pub const LOG: &str =
 /// Instructions of `loops`, and its branches: conditional ones, and the system call.
 pub const LOOPS: [f64; 2] = [2_000_004.0, 1_000_001.0];
 
-/// Counts `loops`, in user mode and all that it takes, for [`check_loops`]. No more than two events
-/// at a time, since the oldest of Intel's models has no more counters.
-pub const COUNT_LOOPS: &str = "perf stat -x, -o /tmp/s -e instructions:u,branches:u loops && \
-     perf stat -x, --append -o /tmp/s -e instructions loops && cat /tmp/s";
+/// Counts `loops`, in user mode and all that it takes, for [`check_loops`].
+pub const COUNT_LOOPS: &str = "perf stat -x, -o /tmp/s -e instructions:u,branches:u,instructions \
+     loops && cat /tmp/s";
 
 /// Checks the report of [`COUNT_LOOPS`]: counts are exact to the last instruction, and the
 /// kernel's come on top. AMD's processors count an exception or interrupt as a branch, and those up to

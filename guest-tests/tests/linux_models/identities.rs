@@ -3,7 +3,7 @@
 //! warns of nothing.
 
 use guest_tests::linux::perf::{
-    LOG, check_cycles_within, count, count_samples, near, samples, tsc_mhz,
+    COUNT_LOOPS, LOG, check_cycles_within, count, count_samples, near, samples, tsc_mhz,
 };
 use guest_tests::linux::{LinuxImage, Step, UnderUmpire};
 use pmu_virt::Vendor;
@@ -11,8 +11,7 @@ use vmm::config::Engine;
 use vmm::cpuid::Identity;
 
 use super::{
-    TOLERANCE, TROUBLE, check_instructions, counted, cycles, exact, fixed, folded, newer, older,
-    sampling,
+    TOLERANCE, TROUBLE, check_instructions, counted, cycles, fixed, folded, newer, older, sampling,
 };
 
 /// A processor, and what shows which path the kernel took.
@@ -246,7 +245,7 @@ fn check(engine: Engine, processor: &Processor, image: LinuxImage) {
     ];
     let precise = processor.precise.map(|precise| precise.script(engine));
     let counting = counted(engine, EVENTS_COUNTED);
-    let script: Vec<String> = [LOG, CPU, PATH, EVENTS, QUIRK, &counting, exact(engine)]
+    let script: Vec<String> = [LOG, CPU, PATH, EVENTS, QUIRK, &counting, COUNT_LOOPS]
         .map(str::to_owned)
         .into_iter()
         .chain(precise.into_iter().flatten())
