@@ -19,8 +19,9 @@ const TROUBLE: &str = "dmesg | grep -E 'WARNING|unchecked MSR|Call Trace|BUG:|Br
 const TOLERANCE: f64 = 0.3;
 /// About 100 Hz on a TSC of 2 to 3 GHz.
 const PERIOD: f64 = 25_000_000.0;
-/// One of so many instructions has a record on emu: an event behind an overflow.
-const ONE_OF: usize = 10_007;
+/// `instructions:upp` with a period of 10,006 records the instruction behind each overflow: every
+/// 10,007th.
+const APART: usize = 10_007;
 
 fn check(model: &str, format: &str) {
     let record = |flags: &str, file: &str| {
@@ -112,20 +113,20 @@ fn linux_6_1_samples_with_pebs_on_version_5() {
     check("intel-v5,pebs=skid", "PEBS fmt4+-baseline");
 }
 
-/// On the engine emu, which is exact. One of so many instructions of the program has a record, and
-/// they are an odd number: so the two of its loop take turns, and begin with the second.
+/// On the engine emu, which is exact. From a record to the next it is an odd number of instructions,
+/// so the two of the program's loop, `dec` and `jnz`, take turns. The first record is of `jnz`:
+/// before the loop there is one instruction.
 #[test]
 fn linux_6_1_samples_exactly_on_emu() {
-    /// Addresses of the loop's `dec` and `jnz`.
-    const LOOP: [&str; 2] = ["401005", "401007"];
+    const LOOP: [&str; 2] = ["loops_hot+0x0", "loops_hot+0x2"];
     let record = format!(
         "perf record -q -e instructions:upp -c {} -o /tmp/data loops",
-        ONE_OF - 1
+        APART - 1
     );
     let script = [
         LOG,
         &record,
-        "perf script -i /tmp/data -F ip,sym",
+        "perf script -i /tmp/data -F ip,sym,symoff",
         &count_samples("/tmp/data"),
         TROUBLE,
     ];
@@ -137,11 +138,13 @@ fn linux_6_1_samples_exactly_on_emu() {
         panic!("five steps");
     };
     assert!(log.output.contains("PEBS fmt4+-baseline"), "{}", log.output);
-    let places: Vec<&str> = places.output.lines().map(str::trim).collect();
-    assert_eq!(places.len(), 2_000_004 / ONE_OF, "{places:?}");
+    let places = places.output.lines();
+    let places: Vec<&str> = places
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .collect();
+    assert_eq!(places.len(), 2_000_004 / APART, "{places:?}");
     for (n, place) in places.iter().enumerate() {
-        let expected = format!("{} loops_hot", LOOP[(n + 1) % 2]);
-        assert_eq!(*place, expected, "record {n} of {places:?}");
+        assert_eq!(*place, LOOP[(n + 1) % 2], "record {n} of {places:?}");
     }
     let marked = samples(&marked.output);
     assert_eq!(marked.exact, marked.all, "all are exact");

@@ -271,7 +271,8 @@ pub(super) fn linux_6_12(engine: Engine) {
 
     check(&log, "revoked");
     check_asked(&log, &audit, "PMC3");
-    // Its source counts cycles only, so the other two cannot be reserved.
+    // On either engine its source is RATES, which counts cycles only: the other two fixed-function
+    // counters cannot be reserved.
     let fixed = ["PMC32 is not to be had", "PMC33 locked on 2 CPUs"];
     log.has("interacting", &fixed);
     log.has("revoked", &["PMC33 given back on CPU 0"]);
