@@ -539,8 +539,16 @@ needs_l1() {
     esac
 }
 
-# The tests of kernels-on-emu: those of tiny kernels that ask for nothing which only KVM has.
-kernels_on_emu() { grep -E '^kernels::(boot|ends|machine|pmu|reservations|state)::' <<<"$listed"; }
+# The tests of a suite of that program. Of `kernels` those of tiny kernels that ask for nothing which
+# only KVM has run on emu too; what `linux_models` has there is a suite, for it needs no time in L1.
+tests_of() {
+    case $1 in
+        kernels-on-emu) grep -E '^kernels::(boot|ends|machine|pmu|reservations|state)::' <<<"$listed" ;;
+        linux_models-on-emu) grep '^linux_models::on_emu::' <<<"$listed" ;;
+        linux_models) grep '^linux_models::' <<<"$listed" | grep -v '^linux_models::on_emu::' ;;
+        *) grep "^$1::" <<<"$listed" ;;
+    esac
+}
 
 # QEMU now and then ends an L1 of two processors, or stands still (docs/internals/testing.md,
 # "Limits of L1"): so many of them have the micro-guests, and what breaks off is a part.
@@ -555,8 +563,7 @@ in_l1() {
 number() {
     case $1 in
         *-in-l1*) in_l1 "$1" | grep -c . ;;
-        kernels-on-emu) kernels_on_emu | grep -c . ;;
-        *) grep -c "^$1::" <<<"$listed" ;;
+        *) tests_of "$1" | grep -c . ;;
     esac
 }
 
@@ -585,7 +592,7 @@ one() {
             chosen=()
             ;;
         kernels-on-emu)
-            mapfile -t chosen < <(kernels_on_emu)
+            mapfile -t chosen < <(tests_of "$1")
             chosen=(--exact "${chosen[@]}")
             suite "$1" 600 env -C "$guests" UMPIRE_TEST_ENGINE=emu "$suites" --show-output
             chosen=()
@@ -595,7 +602,7 @@ one() {
                 suite "$1" 600 env -C "$guests" "$(guests_of "$1")" --show-output
                 return
             fi
-            mapfile -t chosen < <(grep "^$1::" <<<"$listed")
+            mapfile -t chosen < <(tests_of "$1")
             chosen=(--exact "${chosen[@]}")
             suite "$1" 1500 env -C "$guests" "$suites" --show-output
             chosen=()
@@ -610,17 +617,18 @@ one() {
 beside="$units slurm arbiterd cpc documentation perfmon-in-l1 l1 perfmon kernels hostile emu_hostile
     kernels-on-emu golden harness events bad_input house docs pcr_lines"
 beside_of_linux="linux_arbiter linux_test_vmm perf_contract linux_record msr count linux_ibs
-    perfmon_tools linux_agent linux_pebs linux_view emu_linux linux linux_debug linux_pcr linux_models"
+    perfmon_tools linux_agent linux_pebs linux_view emu_linux linux_models-on-emu linux
+    linux_debug linux_pcr linux_models"
 # What a change breaks first, in the time that one waits for it: micro-guests of each kind of
 # access, and the suites that start no Linux and wait for nobody.
 quick_modules="golden events bad_input house docs pcr_lines"
 quick_guests="amd intel overflow rdpmc vcpus pcr::reserve pcr::a_rogue"
-# What takes longer than all other tests of its crate: walks through every state, and a build of
-# another workspace.
+# Walks through every state, and a build of another workspace.
 quick_skips=(unit::model::every_state_under_an_administrator_is_sound
     unit::model::every_state_of_the_interacting_scheme_is_sound
     other_versions::a_vmm_with_other_versions_compiles_and_runs)
-# Of random inputs, where a test has not its own number: a quarter of what proptest plays.
+# So many random inputs for each property. Otherwise it has the 256 of proptest or a number of its
+# own, which this variable overrides.
 quick_cases=64
 
 l1_missing=
@@ -642,8 +650,8 @@ if [ -n "$quick" ]; then
     done
     suite micro 600 env -C "$guests" "$file" --show-output
     left_out=("micro-guests but for $quick_guests"
-        "${quick_skips[*]}, and most random inputs"
-        "documentation, kernels-on-emu, $(grep -vx micro <<<"$micro" | tr '\n' ' ')and in L1: $(tr '\n' ' ' <<<"$micro")"
+        "${quick_skips[*]}, and all but $quick_cases random inputs of a property"
+        "documentation, kernels-on-emu, linux_models-on-emu, $(grep -vx micro <<<"$micro" | tr '\n' ' ')and in L1: $(tr '\n' ' ' <<<"$micro")"
         "$(grep -vxF "$(tr ' ' '\n' <<<"$quick_modules")" <<<"$modules" | tr '\n' ' ')")
     finish
 fi
@@ -655,7 +663,7 @@ wait "$fetching" || {
 fetching=
 all=$(printf '%s\n' $units harness documentation $micro \
     $(sed "/^micro\$/d; s/\$/-in-l1/" <<<"$micro") $(seq -f 'micro-in-l1.%g' $parts) \
-    kernels-on-emu $modules)
+    kernels-on-emu linux_models-on-emu $modules)
 for name in $beside $beside_of_linux; do
     grep -qxF "$name" <<<"$all" || give_up "no suite is called $name"
 done
