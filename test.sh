@@ -576,7 +576,7 @@ one() {
     fi
     case $1 in
         unit-* | harness)
-            [ -z "$quick" ] || mapfile -t chosen < <(printf -- '--skip\n%s\n' "${quick_skips[@]}")
+            [ -z "$quick" ] || mapfile -t chosen < <(printf -- '--skip\n%s\n' "${quick_skips[@]}" "$quick_whole")
             suite "$1" 900 bash -c 'run_all --show-output "$@" <"$0"' "$logs/$1.list"
             chosen=()
             ;;
@@ -630,6 +630,8 @@ quick_skips=(unit::model::every_state_under_an_administrator_is_sound
 # So many random inputs for each property. Otherwise it has the 256 of proptest or a number of its
 # own, which this variable overrides.
 quick_cases=64
+# But the rules of registers, which take seconds, are played as often as ever.
+quick_whole=vcpu_prop::
 
 l1_missing=
 if [ -n "$quick" ]; then
@@ -640,6 +642,8 @@ if [ -n "$quick" ]; then
     done
     lanes_for 2
     for name in $units harness $quick_modules; do one "$name"; done
+    suite vcpu_prop 300 env -u PROPTEST_CASES bash -c 'run_all --show-output "$@" <"$0"' \
+        "$logs/unit-pmu-virt.list" "$quick_whole"
     lanes_for 1
     read -r -a chosen <<<"$quick_guests"
     file=$(guests_of micro)
