@@ -11,7 +11,7 @@ use pmu_virt::PmuState;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::SavedSerial;
-use crate::sys::{Plain, from_bytes, set_xsave, to_bytes};
+use crate::sys::{Plain, from_bytes, set_xsave, to_bytes, tsc_offset};
 use crate::truth::Counted;
 use crate::vcpu::BareVcpu;
 
@@ -57,10 +57,11 @@ pub(crate) struct SavedClocks {
 }
 
 impl SavedClocks {
-    /// Of a machine that has this vCPU.
-    pub(crate) fn of(vm: &VmFd, vcpu: &BareVcpu) -> Result<Self> {
+    /// Of a machine that has these vCPUs.
+    pub(crate) fn of(vm: &VmFd, vcpus: &[&BareVcpu]) -> Result<Self> {
+        ensure_one_tsc(vcpus.iter().copied())?;
         let clock = to_bytes(&vm.get_clock()?);
-        let tsc = vcpu.kvm.read_msr(TSC)?.context("KVM has no TSC")?;
+        let tsc = vcpus[0].kvm.read_msr(TSC)?.context("KVM has no TSC")?;
         Ok(Self { clock, tsc })
     }
 
@@ -74,9 +75,21 @@ impl SavedClocks {
         vm.set_clock(&clock)?;
         // KVM takes values that are written within a second for one TSC's, if they are about what
         // that has by then, and the vCPUs have no other between them.
-        let mut vcpus = vcpus.iter();
-        vcpus.try_for_each(|vcpu| set_msr(&vcpu.kvm, (TSC, self.tsc)))
+        let mut written = vcpus.iter();
+        written.try_for_each(|vcpu| set_msr(&vcpu.kvm, (TSC, self.tsc)))?;
+        ensure_one_tsc(vcpus.iter())
     }
+}
+
+fn ensure_one_tsc<'a>(vcpus: impl Iterator<Item = &'a BareVcpu>) -> Result<()> {
+    let offsets = vcpus.map(|vcpu| tsc_offset(&vcpu.fd));
+    let offsets = offsets.collect::<Result<Vec<_>, _>>()?;
+    let is_one = offsets.iter().all(|offset| *offset == offsets[0]);
+    ensure!(
+        is_one,
+        "the vCPUs have several TSCs, from the host's by {offsets:x?}"
+    );
+    Ok(())
 }
 
 /// KVM's part of a vCPU.
@@ -96,6 +109,8 @@ pub(crate) struct SavedKvm {
 impl SavedKvm {
     /// Of a vCPU whose thread was left.
     pub(crate) fn of(kvm: &Kvm, BareVcpu { fd, kvm: vcpu }: &BareVcpu) -> Result<Self> {
+        // KVM first takes an INIT or SIPI that is pending, which changes all that follows.
+        let mp_state = to_bytes(&vcpu.get_mp_state()?);
         let mut msrs = Vec::new();
         for &index in kvm.get_msr_index_list()?.as_slice() {
             if index != TSC
@@ -112,7 +127,7 @@ impl SavedKvm {
             debug_registers: to_bytes(&vcpu.get_debug_regs()?),
             lapic: to_bytes(&vcpu.get_lapic()?),
             events: to_bytes(&fd.get_vcpu_events()?),
-            mp_state: to_bytes(&vcpu.get_mp_state()?),
+            mp_state,
             msrs,
         })
     }

@@ -7,16 +7,20 @@ use std::os::unix::thread::JoinHandleExt;
 use std::thread::JoinHandle;
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs,
-    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_clock_data, kvm_debugregs, kvm_device_attr,
+    kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
+    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use kvm_pmu::{on_kick, own_kick_handler};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
-use vmm_sys_util::errno;
+use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vmm_sys_util::{errno, ioctl_iow_nr};
 
 const PAGE_SIZE: usize = 0x1000;
+
+ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 
 /// Gives the guest all of `memory`, which the caller keeps mapped for as long as it has the VM.
 pub(crate) fn give(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), errno::Error> {
@@ -91,6 +95,23 @@ pub(crate) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), errno::E
     // SAFETY: no component was enabled for which KVM wants more than 4 KiB: that takes an
     // arch_prctl of the process, which this one does not make.
     unsafe { vcpu.set_xsave(xsave) }
+}
+
+/// What the vCPU's TSC is ahead of the host's, modulo 2^64.
+pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, errno::Error> {
+    let mut offset = 0_u64;
+    let attribute = kvm_device_attr {
+        flags: 0,
+        group: KVM_VCPU_TSC_CTRL,
+        attr: KVM_VCPU_TSC_OFFSET.into(),
+        addr: &raw mut offset as u64,
+    };
+    // SAFETY: KVM stores the 8 bytes of this attribute at `addr`, where `offset` is, which nothing
+    // else uses meanwhile.
+    match unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) } {
+        0 => Ok(offset),
+        _ => Err(errno::Error::last()),
+    }
 }
 
 /// Structures of KVM's that are plain bytes.

@@ -72,10 +72,11 @@ impl Witness {
         })
     }
 
-    /// No counter is enabled, and nothing was counted.
+    /// No counter is enabled, nothing was counted, and the #GP handler is the guest's own.
     pub(crate) fn reset(&mut self) {
         (self.before, self.read) = (0, 0);
         self.since.clear();
+        self.armed = Armed::Nothing;
     }
 
     fn total(&self) -> u64 {

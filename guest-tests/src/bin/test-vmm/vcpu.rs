@@ -142,12 +142,8 @@ impl TestVcpu {
             witness: self.witness,
             around,
         };
-        let ran = filter::apply().and_then(|()| runner.run(counters));
-        if !runner.around.is_to_stop() {
-            // Who hears it stops the other vCPUs.
-            let _ = runner.around.tell.send(Told::Stopped);
-        }
-        let (stop, counters) = ran?;
+        filter::apply()?;
+        let (stop, counters) = runner.run(counters)?;
         Ok(LeftVcpu {
             bare: runner.bare,
             pmu: runner.pmu,
@@ -161,6 +157,16 @@ impl TestVcpu {
 impl Around {
     fn is_to_stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// The thread ends, in whatever way: also by a panic.
+impl Drop for Around {
+    fn drop(&mut self) {
+        if !self.is_to_stop() {
+            // Who hears it stops the other vCPUs.
+            let _ = self.tell.send(Told::Stopped);
+        }
     }
 }
 
@@ -179,7 +185,6 @@ impl Runner {
         let mut thread = thread.with_counters(Some(counters));
         self.pmu.enter_thread(&self.bare.kvm, &mut thread);
         let stop = self.enter_until_stopped(&mut thread)?;
-        self.finish_access()?;
         self.pmu.leave_thread(&mut self.bare.kvm, &mut thread)?;
         let counters = thread.into_counters().context("the thread's counters")?;
         Ok((stop, counters))
@@ -242,9 +247,12 @@ impl Runner {
         }
         Ok(None)
     }
+}
 
-    /// What the last exit was answered with takes place; the guest is not entered.
-    fn finish_access(&mut self) -> Result<()> {
+impl LeftVcpu {
+    /// What the last exit was answered with takes place; the guest is not entered. No vCPU runs:
+    /// `kvm-pmu` does not know of it, and one that runs may patch what is stored into.
+    pub(crate) fn finish_access(&mut self) -> Result<()> {
         let vcpu = &mut self.bare.kvm;
         vcpu.set_immediate_exit(true);
         let exit = vcpu.enter();
@@ -254,9 +262,7 @@ impl Runner {
             other => bail!("an access that was to be finished led to {other:x?}"),
         }
     }
-}
 
-impl LeftVcpu {
     pub(crate) fn save(&self, kvm: &Kvm) -> Result<SavedVcpu> {
         let pmu = self.pmu.pmu().context("the vCPU has a PMU")?;
         Ok(SavedVcpu {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, bail};
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap};
 use kvm_ioctls::{Kvm, VmFd};
 use kvm_pmu::{
@@ -189,7 +189,8 @@ impl TestVm {
         drop(tell);
         let entered = (0..threads.len()).filter(|n| pause.enters(*n)).count();
         wait(&told, pause.time(), entered);
-        let vcpus = stop_all(threads)?;
+        let mut vcpus = stop_all(threads)?;
+        vcpus.iter_mut().try_for_each(LeftVcpu::finish_access)?;
         Ok(StoppedVm { board, vcpus })
     }
 }
@@ -214,18 +215,26 @@ fn wait(told: &Receiver<Told>, time: Option<Duration>, mut entered: usize) {
     }
 }
 
-/// The first is stopped last, and may wait for a patch while the others do not run any more.
+/// The first is stopped last, and may wait for a patch while the others do not run any more. All
+/// that have failed are named, as one that fails stops the others.
 fn stop_all(
     threads: Vec<(JoinHandle<Result<LeftVcpu>>, Arc<AtomicBool>)>,
 ) -> Result<Vec<LeftVcpu>> {
-    let mut left = Vec::new();
-    for (thread, stop) in threads.into_iter().rev() {
+    let (mut left, mut failed) = (Vec::new(), Vec::new());
+    for (n, (thread, stop)) in threads.into_iter().enumerate().rev() {
         stop.store(true, Ordering::Relaxed);
         sys::kick(&thread)?;
-        let joined = thread.join();
-        left.push(joined.map_err(|_| anyhow!("a vCPU's thread panicked"))?);
+        match thread.join() {
+            Ok(Ok(vcpu)) => left.push(vcpu),
+            Ok(Err(error)) => failed.push(format!("vCPU {n}: {error:#}")),
+            Err(_) => failed.push(format!("vCPU {n}: its thread panicked")),
+        }
     }
-    left.into_iter().rev().collect()
+    if !failed.is_empty() {
+        bail!("{}", failed.join("; "));
+    }
+    left.reverse();
+    Ok(left)
 }
 
 /// KVM has the local APICs alone.
@@ -266,7 +275,8 @@ impl StoppedVm {
         let Board { kvm, vm, .. } = &self.board;
         self.board.traps.restore();
         // The guest compares its clocks, so they are read one behind the other.
-        let clocks = SavedClocks::of(vm, &self.vcpus[0].bare)?;
+        let bare: Vec<_> = self.vcpus.iter().map(|vcpu| &vcpu.bare).collect();
+        let clocks = SavedClocks::of(vm, &bare)?;
         let vcpus = self.vcpus.iter().map(|vcpu| vcpu.save(kvm));
         let saved = Saved {
             vcpus: vcpus.collect::<Result<_>>()?,
