@@ -112,6 +112,11 @@ fn told(errors: &str, word: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
+/// Of what was told of a vCPU that was saved or reset: whether a counter of its counted then.
+fn is_enabled(words: &[String]) -> bool {
+    words[2] == "enabled"
+}
+
 /// Counts of `perf stat -x,` in intervals, of one CPU.
 fn intervals(output: &str, cpu: usize) -> Vec<u64> {
     let cpu = format!(",CPU{cpu},");
@@ -131,10 +136,14 @@ fn intervals(output: &str, cpu: usize) -> Vec<u64> {
 fn script(half: u64, cpus: usize) -> String {
     let mut steps = Vec::new();
     if cpus > 1 {
-        // No orderly end, at which the kernel would stop its counters.
+        let counts = (0..cpus).map(|cpu| format!("grep -sq ',CPU{cpu},[1-9]' /tmp/first"));
+        let counts = counts.collect::<Vec<_>>().join(" && ");
+        // No orderly end, at which the kernel would stop its counters. It waits for no output
+        // either, so that what `perf` has printed is looked at here.
         steps.push(format!(
-            "[ -n \"$reset\" ] && echo again || {{ perf stat -a -e cycles -I {INTERVAL} -o /tmp/first \
-             spin 60 & until grep cycles /tmp/first; do sleep 1; done; echo b >/proc/sysrq-trigger; }}"
+            "[ -n \"$reset\" ] && echo again || {{ \
+             perf stat -x, -a -A -e cycles -I {INTERVAL} -o /tmp/first spin 60 & \
+             until {counts}; do sleep 1; done; echo b >/proc/sysrq-trigger; }}"
         ));
     }
     for cpu in 1..cpus {
@@ -153,11 +162,17 @@ fn script(half: u64, cpus: usize) -> String {
 fn check_saved(moments: &[String], errors: &str, cpus: usize) {
     let saved = told(errors, "saved:");
     assert_eq!(saved.len(), moments.len() * cpus, "{errors}");
+    // Milliseconds for which all vCPUs have run after the first snapshot, at which `perf` still
+    // enables its counters, the first vCPU's first. From then on it only reads them.
+    let mut all_have_run = 0;
+    let mut were_enabled = vec![false; cpus];
+    were_enabled[0] = true;
     for (moment, vcpus) in moments.iter().zip(saved.chunks(cpus)) {
-        let is_enabled = |words: &Vec<String>| words[2] == "enabled";
-        assert!(vcpus.iter().any(is_enabled), "at {moment}: {errors}");
+        all_have_run += moment.parse().unwrap_or(0);
         for (n, words) in vcpus.iter().enumerate() {
             assert_eq!(words[0], n.to_string(), "{errors}");
+            were_enabled[n] |= is_enabled(words) || all_have_run >= INTERVAL;
+            assert_eq!(is_enabled(words), were_enabled[n], "at {moment}: {errors}");
             let is_entered = n == 0 || !moment.starts_with("alone-");
             // Nobody has looked, or the handler is patched; but for a moment after the guest has
             // written to its page.
@@ -216,7 +231,11 @@ fn save_and_restore(image: &LinuxImage, cpus: usize) {
             panic!("a reset, and what follows:\n{out}");
         };
         assert_eq!(counting.status, None, "no reset:\n{out}");
-        assert!(counting.output.contains(" cycles "), "{out}");
+        // `perf` had printed a count of each CPU, or the task would not have gone on.
+        let reset = told(&errors, "reset:");
+        let counts = |words: &Vec<String>| is_enabled(words) && words[1] != "0";
+        assert!(reset.iter().all(counts), "{errors}");
+        assert_eq!(reset.len(), cpus, "one reset: {errors}");
         assert_eq!(again.output.trim(), "again");
         assert_eq!(plugged.output.trim(), cpus.to_string());
     }
@@ -275,6 +294,23 @@ fn a_third_of_the_moments_finds_nobody_watching() {
         assert_eq!((16..=17).contains(&alone), cpus == 2, "{moments:?}");
     }
     assert_ne!(moments(5, 1, 1), moments(5, 2, 1));
+}
+
+#[test]
+fn a_counter_that_stops_is_found() {
+    fn check(moments: &[&str], second: &[&str], fails: bool) {
+        let moments: Vec<_> = moments.iter().map(|moment| (*moment).to_owned()).collect();
+        let lines = second
+            .iter()
+            .map(|counts| format!("saved: 0 9 enabled patched\nsaved: 1 9 {counts} patched\n"));
+        let errors: String = lines.collect();
+        let checked = std::panic::catch_unwind(|| check_saved(&moments, &errors, 2));
+        assert_eq!(checked.is_err(), fails, "{errors}");
+    }
+    check(&["at-enabling", "1"], &["disabled", "disabled"], false);
+    check(&["at-enabling", "1"], &["disabled", "enabled"], false);
+    check(&["at-enabling", "200"], &["disabled", "disabled"], true);
+    check(&["1", "2"], &["enabled", "disabled"], true);
 }
 
 const OOPS: &str = "[ 1.0] general protection fault: 0000 [#1]\n[ 1.0] RIP: 0010:native_read_pmc";

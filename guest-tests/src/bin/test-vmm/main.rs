@@ -100,16 +100,21 @@ fn run(choices: &Choices) -> Result<u8> {
         Some(Ending::Reset) => bail!("the guest has reset itself"),
         None => {
             stopped.save(&file)?;
-            for (n, (counted, watch)) in stopped.told().enumerate() {
-                let counts = if counted.is_enabled() {
-                    "enabled"
-                } else {
-                    "disabled"
-                };
-                eprintln!("saved: {n} {} {counts} {watch}", counted.events);
-            }
+            tell("saved", &stopped);
             Ok(SAVED)
         }
+    }
+}
+
+/// What each vCPU was at when the machine stopped for this.
+fn tell(what: &str, stopped: &StoppedVm) {
+    for (n, (counted, watch)) in stopped.told().enumerate() {
+        let counts = if counted.is_enabled() {
+            "enabled"
+        } else {
+            "disabled"
+        };
+        eprintln!("{what}: {n} {} {counts} {watch}", counted.events);
     }
 }
 
@@ -136,6 +141,7 @@ fn boot(
         if stopped.ending() != Some(Ending::Reset) {
             return Ok(stopped);
         }
+        tell("reset", &stopped);
         machine = stopped.reset(&again)?;
     }
     machine.run(pause)
