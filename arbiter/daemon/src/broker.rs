@@ -17,7 +17,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::{Follows, Handed};
-use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, Reason};
+use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, Reason, TenantId};
 use rustix::event::epoll::EventFlags;
 use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_service::{
@@ -441,6 +441,7 @@ impl Broker {
             life,
             name: self.forgets.as_ref().map(|_| name()),
             allowed,
+            tenant: says.tenant,
         })
     }
 
@@ -524,18 +525,18 @@ impl Broker {
             go_on.extend(waits.then_some(connection));
             while let Some(next) = self.opens.next_of(uid) {
                 let (connection, client) = (next.connection, next.client.clone());
-                let lease = Some(next.allowed.lease);
+                let tenant = next.tenant;
                 if let Err(why) = self.opens.begin(next, now) {
-                    let says = Says::new(service, &client, lease);
+                    let says = Says::of(&client, tenant);
                     self.tell(connection, *says.not_opened(&why));
                     go_on.push(connection);
                 }
             }
         }
-        for (connection, lease, why) in self.opens.overdue(now) {
+        for (connection, tenant, why) in self.opens.overdue(now) {
             let client = self.holders.get(&connection).map(|one| one.client.clone());
             if let Some(client) = &client {
-                let says = Says::new(service, client, Some(lease));
+                let says = Says::of(client, tenant);
                 self.tell(connection, *says.not_opened(why));
             }
             go_on.push(connection);
@@ -598,11 +599,15 @@ impl Broker {
         service: &Service,
     ) -> Result<OpenEvent, Box<NoEvent>> {
         let client = &asked.client;
-        let says = Says::new(service, client, Some(asked.allowed.lease));
+        let says = Says::of(client, asked.tenant);
         let new = event.map_err(|why| says.not_opened(&why))?;
         // The lease may have gone meanwhile, or the number have become another thread's. It was
         // charged for the same look when it asked; nobody is for this one.
-        let allowed = service.allow(client, &asked.request, &mut 0)?;
+        let allowed = service.allow(client, &asked.request, &mut 0);
+        let allowed = allowed.map_err(|no| {
+            let tenant = asked.tenant;
+            Box::new(NoEvent { tenant, ..*no })
+        })?;
         let thread = allowed.event.thread;
         let now_it = thread.map(|thread| says.thread_of(&allowed, thread));
         let now_it = now_it.transpose()?.flatten();
@@ -800,25 +805,26 @@ fn has_left_group(open: &OpenEvent, groups: &LateTree) -> bool {
 /// Why a client does not get an event, in words.
 #[derive(Clone, Copy)]
 struct Says<'a> {
-    service: &'a Service,
     client: &'a Client,
-    /// The lease that the request named.
-    lease: Option<LeaseId>,
+    /// For which the client asks.
+    tenant: Option<TenantId>,
 }
 
 impl<'a> Says<'a> {
+    /// Of a request that names `lease` now.
     fn new(service: &'a Service, client: &'a Client, lease: Option<LeaseId>) -> Self {
-        Says {
-            service,
-            client,
-            lease,
-        }
+        let rules = (service.config(), service.arbiter());
+        Says::of(client, NoEvent::asker(rules, client, lease))
+    }
+
+    /// Of a request that did so when it was made.
+    fn of(client: &'a Client, tenant: Option<TenantId>) -> Self {
+        Says { client, tenant }
     }
 
     fn no(self, reason: Reason, why: &str) -> Box<NoEvent> {
-        let rules = (self.service.config(), self.service.arbiter());
         let refusal = Refusal::of(reason, why);
-        Box::new(NoEvent::of_host(rules, self.client, self.lease, refusal))
+        Box::new(NoEvent::of_host(self.client, self.tenant, refusal))
     }
 
     /// The kernel does not open it.

@@ -79,10 +79,14 @@ pub(crate) enum NoGroup {
     TooMany(String),
     #[error(
         "cgroup '{0}': process {1} in it is not of user {2}; a group is leased whose \
-         processes are all of one user"
+         processes are all of one user, and whoever runs in it by an operator, or by its name \
+         where the policy has that (for-cgroups)"
     )]
     Foreign(String, u32, Who),
-    #[error("cgroup '{0}' is empty and another user's; have somebody run in it first")]
+    #[error(
+        "cgroup '{0}' is empty and another user's; have somebody run in it first, or the operator \
+         can let this user ask for it by its name (for-cgroups)"
+    )]
     NotOwn(String),
     #[error("cgroup '{0}': a process in it is of a PID namespace that the arbiter does not see")]
     Outside(String),
@@ -337,8 +341,20 @@ impl LateTree {
 /// A path of a request from the root of the hierarchy on. `own`: the group of who asks.
 ///
 /// # Errors
-/// It is none, or that group is not known.
+/// It is none, whatever groups there are, or that group is not known.
 pub(crate) fn absolute(path: &str, own: Option<&[u8]>) -> Result<String, NoGroup> {
+    let absolute = from_root(path, own)?;
+    if absolute.chars().any(char::is_control) {
+        // Whoever lists leases has it on a terminal.
+        let path = absolute.escape_default().take(256).collect();
+        return Err(NoGroup::Path(path, "it has control characters"));
+    }
+    // Rules are asked by names, so they are asked of a path that is made of nothing else.
+    names(absolute.as_bytes())?;
+    Ok(absolute)
+}
+
+fn from_root(path: &str, own: Option<&[u8]>) -> Result<String, NoGroup> {
     if path.starts_with('/') {
         return Ok(path.to_owned());
     }
@@ -721,6 +737,40 @@ mod tests {
         assert!(matches!(refused, Err(NoGroup::TooMany(_))), "{refused:?}");
         assert_eq!(found.expect("as many as may be"), BTreeSet::from([number]));
         assert!(looks > PROCESSES.groups as u64, "{looks}");
+    }
+
+    #[test]
+    fn a_path_is_made_of_names_before_any_rule_is_asked() {
+        let own = Some(&b"/s.slice/own.service"[..]);
+        for (path, right) in [
+            ("/s.slice/a.service", Ok("/s.slice/a.service")),
+            ("below", Ok("/s.slice/own.service/below")),
+            (".", Ok("/s.slice/own.service")),
+            ("/s.slice/a.service/../db.service", Err("'.' or '..'")),
+            ("../db.service", Err("'.' or '..'")),
+            ("/s.slice/./a.service", Err("'.' or '..'")),
+            ("/s.slice//a.service", Err("is empty")),
+            ("/s.slice/a\nb", Err("control characters")),
+            ("/s.slice/a\u{1b}[2J", Err("control characters")),
+            ("/s.slice/a\0b", Err("control characters")),
+            (
+                &format!("/{}", "x".repeat(LONGEST)),
+                Err("no control group"),
+            ),
+            (&"/x".repeat(DEEPEST + 1), Err("too many others")),
+        ] {
+            match (absolute(path, own), right) {
+                (Ok(found), Ok(right)) => assert_eq!(found, right),
+                (Err(why), Err(right)) => {
+                    let why = why.to_string();
+                    assert!(
+                        why.contains(right) && !why.contains('\n'),
+                        "{path:?}: {why}"
+                    );
+                }
+                (found, right) => panic!("{path:?}: {found:?}, and not {right:?}"),
+            }
+        }
     }
 
     /// Who has ended runs in no group, and was not moved out of one.

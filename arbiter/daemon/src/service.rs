@@ -855,12 +855,9 @@ impl Service {
         let allowed = self.bars.check(client.uid);
         let allowed = allowed.and_then(|()| asking.event(thread));
         allowed.map_err(|denial| {
-            Box::new(NoEvent {
-                tenant: Some(caller.tenant),
-                uid: client.uid,
-                pid: client.pid,
-                refusal: denial.refusal(arbiter, Viewer::of(caller)),
-            })
+            let tenant = NoEvent::asker((&self.config, arbiter), client, Some(lease));
+            let refusal = denial.refusal(arbiter, Viewer::of(caller));
+            Box::new(NoEvent::of_host(client, tenant, refusal))
         })
     }
 

@@ -496,6 +496,20 @@ fn a_rule_has_the_names_of_groups_that_are_leased() {
         let said = ask(&daemon, &AS_NOBODY, &of(path, count));
         assert!(said.starts_with("refused") && said.contains(why), "{said}");
     }
+    // By a name nobody spends another tenant's counters, and nobody becomes root.
+    let ours = format!(r#"{{"cgroup": "{web}", "counters": [{{"count": 1}}]"#);
+    for of_whom in [
+        r#""for_uid": 0, "for_gid": 0"#,
+        r#""for_uid": 0, "for_gid": 0, "tenant": "prolog""#,
+        r#""for_uid": 65534, "for_gid": 65534"#,
+    ] {
+        let said = ask(&daemon, &AS_NOBODY, &format!("{ours}, {of_whom}}}"));
+        let right = said.starts_with("refused") && said.contains("leave out for_uid");
+        assert!(right, "{of_whom}: {said}");
+    }
+    let out = format!(r#"{{"cgroup": "{web}/../db.service"}}"#);
+    let said = ask(&daemon, &AS_NOBODY, &out);
+    assert!(said.contains("'.' or '..'"), "{said}");
     let said = ask(&daemon, &AS_NOBODY, &of(&web, 2));
     assert!(said.starts_with("granted jobs 65534"), "{said}");
     // It is that group's, by its number: another of that name has nothing of it.

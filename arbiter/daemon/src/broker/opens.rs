@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::{Errno, Follows, Handed, NotMeasured};
-use arbiter_host::{Group, LeaseId};
+use arbiter_host::{Group, TenantId};
 use umpire_lease::EventRequest;
 
 use super::{inherited, manager};
@@ -30,6 +30,8 @@ pub(super) struct PendingEvent {
     pub(super) client: Client,
     pub(super) request: EventRequest,
     pub(super) allowed: Allowed,
+    /// Whose it is, also when its lease has ended meanwhile.
+    pub(super) tenant: Option<TenantId>,
     /// When the thread was started, if the request names one.
     pub(super) before: Option<Started>,
     /// The process of a group's thread.
@@ -54,7 +56,7 @@ struct Busy {
     /// Its connection waits for it.
     waits: bool,
     connection: u64,
-    lease: LeaseId,
+    tenant: Option<TenantId>,
     since: u64,
     /// What the service manager keeps it under.
     name: Option<String>,
@@ -136,7 +138,7 @@ impl Opens {
         let failed = |error| format!("there is no thread for it: {error}");
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, opens) = (self.sends.clone(), self.opens);
-        let (uid, connection, lease) = (asked.client.uid, asked.connection, asked.allowed.lease);
+        let (uid, connection, tenant) = (asked.client.uid, asked.connection, asked.tenant);
         let (name, root) = (asked.name.clone(), self.root.clone());
         let body = move || {
             let opened = open_new(&asked, opens, &root);
@@ -153,7 +155,7 @@ impl Opens {
         let busy = Busy {
             waits: true,
             connection,
-            lease,
+            tenant,
             since: now,
             name,
         };
@@ -185,8 +187,9 @@ impl Opens {
         next.and_then(|at| self.behind.remove(at))
     }
 
-    /// The connections of those that have waited for too long, and what they are told.
-    pub(super) fn overdue(&mut self, now: u64) -> Vec<(u64, LeaseId, &'static str)> {
+    /// The connections of those that have waited for too long, whose these are, and what they are
+    /// told.
+    pub(super) fn overdue(&mut self, now: u64) -> Vec<(u64, Option<TenantId>, &'static str)> {
         let mut overdue = Vec::new();
         for (uid, busy) in &mut self.busy {
             if !busy.waits || busy.since.saturating_add(OPENS) > now {
@@ -195,11 +198,11 @@ impl Opens {
             busy.waits = false;
             overdue.push((
                 busy.connection,
-                busy.lease,
+                busy.tenant,
                 "the process of the thread is being replaced; try again",
             ));
             let own = self.behind.iter().filter(|one| one.client.uid == *uid);
-            overdue.extend(own.map(|one| (one.connection, one.allowed.lease, STILL)));
+            overdue.extend(own.map(|one| (one.connection, one.tenant, STILL)));
             self.behind.retain(|one| one.client.uid != *uid);
         }
         overdue

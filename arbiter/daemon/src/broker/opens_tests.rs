@@ -31,6 +31,7 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
         },
         request: EventRequest::default(),
         allowed: Allowed::of(event),
+        tenant: None,
         before: None,
         process: None,
         life: (1, None),

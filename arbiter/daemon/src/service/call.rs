@@ -226,17 +226,34 @@ fn tenants_that<'a>(
     calling.tenants.iter().copied().filter(may)
 }
 
-/// Of its user's tenants the first that may ask in another's place for a control group. By its
+/// Of its user's tenants the first that may ask in another's place. A name of a control group
+/// (`for-cgroups`) lets nobody spend another tenant's counters: by it one asks in one's own.
+fn asker(config: &ArbiterConfig, calling: &Calling<'_>) -> Option<TenantId> {
+    tenants_that(config, calling, |members| members.for_others).next()
+}
+
+/// Of its user's tenants the first that may ask for a control group whoever runs there. By its
 /// path alone that is decided, and nothing else: which group that is now is found out later.
-fn asker(config: &ArbiterConfig, calling: &Calling<'_>, cgroup: Option<&str>) -> Option<TenantId> {
-    let path = absolute_path(calling, cgroup);
-    let may = move |members: &Members| {
-        members.for_others
-            || path
-                .as_deref()
-                .is_some_and(|path| members.may_ask_for(path))
-    };
-    tenants_that(config, calling, may).next()
+fn by_name(
+    config: &ArbiterConfig,
+    calling: &Calling<'_>,
+    cgroup: Option<&str>,
+) -> Option<TenantId> {
+    let path = absolute_path(calling, cgroup)?;
+    let mut named = tenants_that(config, calling, |members| members.may_ask_for(&path));
+    named.next()
+}
+
+/// In whose name a user asks that names no tenant: that one is meant which may.
+fn unnamed(
+    config: &ArbiterConfig,
+    calling: &Calling<'_>,
+    cgroup: Option<&str>,
+) -> Option<TenantId> {
+    let first = calling.tenants.first().copied();
+    // An operator may ask for any in any case.
+    let named = by_name(config, calling, cgroup).filter(|_| !calling.caller.operator);
+    named.or(first)
 }
 
 /// What is wrong with a path is said when its group is looked for.
@@ -245,27 +262,26 @@ fn absolute_path(calling: &Calling<'_>, cgroup: Option<&str>) -> Option<String> 
 }
 
 /// Whose doing a call is: of its user's tenants the one that it asks for, or the one that it
-/// speaks for; where it asks in another's place, the one that may.
+/// speaks for; where it asks in another's place, or for a control group by its name, the one that
+/// may.
 pub(super) fn doer(
     config: &ArbiterConfig,
     arbiter: &HostArbiter,
     calling: &Calling<'_>,
     parameters: &Value,
 ) -> Option<TenantId> {
-    if parameters
-        .pointer("/request/for_uid")
-        .is_some_and(|uid| !uid.is_null())
-    {
-        let cgroup = parameters.pointer("/request/cgroup");
-        let asker = asker(config, calling, cgroup.and_then(Value::as_str));
-        return asker.or(calling.tenants.first().copied());
+    let Some(request) = parameters.get("request") else {
+        let own = Some(calling.caller.tenant);
+        return own.filter(|tenant| calling.tenants.contains(tenant));
+    };
+    let cgroup = request.get("cgroup").and_then(Value::as_str);
+    if request.get("for_uid").is_some_and(|uid| !uid.is_null()) {
+        return asker(config, calling).or(calling.tenants.first().copied());
     }
-    let named = parameters
-        .pointer("/request/tenant")
-        .and_then(Value::as_str);
+    let named = request.get("tenant").and_then(Value::as_str);
     let named = named.and_then(|name| arbiter.policy().named(name));
-    let mut doers = named.into_iter().chain([calling.caller.tenant]);
-    doers.find(|tenant| calling.tenants.contains(tenant))
+    let named = named.filter(|tenant| calling.tenants.contains(tenant));
+    named.or_else(|| unnamed(config, calling, cgroup))
 }
 
 /// Whose lease a request is for.
@@ -335,9 +351,19 @@ pub(super) fn owner_or_job(
         (Some(uid), Some(gid)) => (uid, gid),
         _ => return Err(Denial::wrong("for_uid and for_gid: name both, or neither")),
     };
-    let asks = asker(config, calling, request.cgroup.as_deref()).ok_or_else(|| {
-        let why = "the policy lets none of this user's tenants ask for others there; the operator \
-                   can allow it (for-others = true, or for-cgroups with the group's path)";
+    let asks = asker(config, calling).ok_or_else(|| {
+        let by_name = by_name(config, calling, request.cgroup.as_deref());
+        let why = match by_name {
+            Some(_) => {
+                "the policy lets this user ask for that control group in its own name \
+                 (for-cgroups), and in nobody else's; leave out for_uid and for_gid, or the \
+                 operator can allow it (for-others = true)"
+            }
+            None => {
+                "the policy lets none of this user's tenants ask for others; the operator can \
+                 allow it (for-others = true)"
+            }
+        };
         Denial::from(wire::Refusal::of(Reason::Foreign, why))
     })?;
     let here = |name, ids, number| {
@@ -350,11 +376,24 @@ pub(super) fn owner_or_job(
         uid,
         pid: calling.client.pid,
         groups: vec![gid],
-        // Whoever runs there is of the tenants that have the group.
-        cgroup: absolute_path(calling, request.cgroup.as_deref()).map(String::into_bytes),
         ..Client::default()
     };
-    let (caller, tenants) = caller(config, arbiter, &client, None);
+    let (mut tenants, _) = config.tenants_of(&client);
+    // Whoever runs there is of the tenants that have the group, too; what it has as a user comes
+    // first.
+    let there = Client {
+        cgroup: absolute_path(calling, request.cgroup.as_deref()).map(String::into_bytes),
+        ..client.clone()
+    };
+    let (of_group, _) = config.tenants_of(&there);
+    let of_group = of_group.into_iter().filter(|id| !tenants.contains(id));
+    tenants.extend(of_group.collect::<Vec<_>>());
+    let caller = Caller {
+        tenant: tenants.first().copied().unwrap_or(TenantId(u16::MAX)),
+        uid,
+        // Whoever is named, or named by a path, lends nobody the right to do everything.
+        operator: false,
+    };
     let job = Calling {
         client: &client,
         tenants,
@@ -384,20 +423,21 @@ fn own_or_named(
     if calling.caller.operator {
         return Ok((owner, Job::Anybody));
     }
-    let path = absolute_path(calling, request.cgroup.as_deref());
+    let cgroup = request.cgroup.as_deref();
+    if request.tenant.is_none() {
+        owner.tenant = unnamed(config, calling, cgroup).unwrap_or(owner.tenant);
+    }
+    let path = absolute_path(calling, cgroup);
     let may = |members: &Members| {
         path.as_deref()
             .is_some_and(|path| members.may_ask_for(path))
     };
-    let mut named = tenants_that(config, calling, may);
-    let by_name = match &request.tenant {
-        // That one is meant which may.
-        None => named.next(),
-        Some(_) => named.find(|tenant| *tenant == owner.tenant),
+    let job = if tenants_that(config, calling, may).any(|tenant| tenant == owner.tenant) {
+        Job::Anybody
+    } else {
+        Job::Own(calling.client.uid)
     };
-    owner.tenant = by_name.unwrap_or(owner.tenant);
-    let own = Job::Own(calling.client.uid);
-    Ok((owner, by_name.map_or(own, |_| Job::Anybody)))
+    Ok((owner, job))
 }
 
 /// The client is of no tenant, as far as it is known.
@@ -496,7 +536,9 @@ mod tests {
         const TEXT: &str = "[[tenant]]\nname = \"people\"\nusers = [7, 8]\n\
              [[tenant]]\nname = \"agents\"\nusers = [7]\n\
              for-cgroups = ['/system.slice/web-*.service', '/slurm']\n\
-             [[tenant]]\nname = \"web\"\ncgroups = ['/system.slice/web-*.service']\n";
+             [[tenant]]\nname = \"web\"\ncgroups = ['/system.slice/web-*.service']\n\
+             [[tenant]]\nname = \"prolog\"\nusers = [5]\nfor-others = true\n\
+             [[tenant]]\nname = \"admin\"\ncgroups = ['/admin']\noperator = true\n";
         let config = ArbiterConfig::parse(Path::new("test"), TEXT).expect("a configuration");
         let arbiter = HostArbiter::new(Vec::new(), config.policy.clone()).expect("it fits");
         let life = Life::of(std::process::id()).expect("it can be seen");
@@ -526,6 +568,14 @@ mod tests {
             };
             let asked = owner_or_job(&config, &arbiter, &calling, &request).ok()?;
             let (Owner { tenant, by, .. }, job) = asked;
+            // What comes of it is that one's doing.
+            let parameters = serde_json::json!({ "request": request });
+            let doer = doer(&config, &arbiter, &calling, &parameters);
+            assert_eq!(
+                doer,
+                Some(by.map_or(tenant, |by| by.tenant)),
+                "{uid} {cgroup}"
+            );
             let job = match job {
                 Job::Anybody => "anybody",
                 Job::Own(_) => "own",
@@ -563,15 +613,50 @@ mod tests {
             (8, web, None, None, Some((0, None, "own"))),
             // Below the caller's own group.
             (7, "web-shop.service", None, None, Some((0, None, "own"))),
-            (7, web, None, Some(9), Some((2, Some(1), "others"))),
+            // By a name nobody asks in another's place, neither root's nor another tenant's.
+            (7, web, None, Some(9), None),
+            (7, web, Some("people"), Some(0), None),
+            (7, "/slurm/job_1", None, Some(8), None),
+            (7, "/slurm/job_1", None, Some(0), None),
+            // Out of it, or with a name that it cannot have.
             (
                 7,
+                &format!("{web}/../db.service"),
+                None,
+                None,
+                Some((0, None, "own")),
+            ),
+            (
+                7,
+                &format!("{web}/a\nb"),
+                None,
+                None,
+                Some((0, None, "own")),
+            ),
+            (
+                7,
+                &format!("{web}{}", "/x".repeat(64)),
+                None,
+                None,
+                Some((0, None, "own")),
+            ),
+            // Who may for others: the job's user's tenants come before those of its group.
+            (
+                5,
                 "/slurm/job_1",
                 None,
                 Some(8),
-                Some((0, Some(1), "others")),
+                Some((0, Some(3), "others")),
             ),
-            (7, "/slurm/job_1", None, Some(9), None),
+            (5, web, None, Some(8), Some((0, Some(3), "others"))),
+            (5, web, Some("web"), Some(8), Some((2, Some(3), "others"))),
+            (5, web, None, Some(9), Some((2, Some(3), "others"))),
+            (5, "/slurm/job_1", None, Some(9), None),
+            (5, "/slurm/job_1", Some("web"), Some(8), None),
+            // Root's job has the rights of no operator, nor has one in an operator's group.
+            (5, web, Some("people"), Some(0), None),
+            (5, "/admin", Some("people"), Some(9), None),
+            (5, "/admin", None, Some(9), Some((4, Some(3), "others"))),
             (7, "/system.slice/db.service", None, Some(8), None),
             (8, web, None, Some(9), None),
         ] {

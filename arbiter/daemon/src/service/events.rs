@@ -61,23 +61,32 @@ impl Allowed {
 /// A client does not get an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoEvent {
-    pub(super) tenant: Option<TenantId>,
-    pub(super) uid: u32,
-    pub(super) pid: u32,
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) uid: u32,
+    pub(crate) pid: u32,
     pub(crate) refusal: wire::Refusal,
 }
 
 impl NoEvent {
-    /// The host says no to a request that named `lease`.
-    pub(crate) fn of_host(
+    /// The tenant for which a client asks that names `lease`. It is found out once for a request:
+    /// the lease may have ended when that is refused.
+    pub(crate) fn asker(
         (config, arbiter): (&ArbiterConfig, &HostArbiter),
         client: &Client,
         lease: Option<LeaseId>,
+    ) -> Option<TenantId> {
+        let (caller, tenants) = caller(config, arbiter, client, lease);
+        tenants.contains(&caller.tenant).then_some(caller.tenant)
+    }
+
+    /// The host says no to a request of this tenant.
+    pub(crate) fn of_host(
+        client: &Client,
+        tenant: Option<TenantId>,
         refusal: wire::Refusal,
     ) -> Self {
-        let (caller, tenants) = caller(config, arbiter, client, lease);
         NoEvent {
-            tenant: tenants.contains(&caller.tenant).then_some(caller.tenant),
+            tenant,
             uid: client.uid,
             pid: client.pid,
             refusal,
@@ -281,7 +290,12 @@ impl<'a> Asking<'a> {
         let foreign = |why: String| Err(wire::Refusal::of(Reason::ForeignThread, why).into());
         let Some(named) = named else {
             let asked = lease.owner.by;
-            let has_asked = asked.is_some_and(|by| by.uid == self.caller.uid);
+            let for_others = |tenant: TenantId| {
+                let members = self.config.members.get(usize::from(tenant.0));
+                members.is_some_and(|members| members.for_others)
+            };
+            let has_asked =
+                asked.is_some_and(|by| by.uid == self.caller.uid && for_others(by.tenant));
             if self.caller.operator || has_asked {
                 return Ok(None);
             }
@@ -562,7 +576,7 @@ fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Denial> {
 
 #[cfg(test)]
 mod tests {
-    use arbiter_host::{Outcome, Owner, Part, Terms, ThreadId, Waits};
+    use arbiter_host::{Asker, Outcome, Owner, Part, Terms, ThreadId, Waits};
 
     use super::*;
 
@@ -580,6 +594,82 @@ mod tests {
         assert!(config(fixed, Some(0xc4)).is_err());
         let fixed = CounterSet::first(0, 3);
         assert_eq!(config(fixed, Some(0x300)).ok(), Some(0x300));
+    }
+
+    /// Of all that runs in a group nobody has events by its right to name it alone.
+    #[test]
+    fn who_asked_for_a_group_in_anothers_place_has_its_events_by_that_right() {
+        const TEXT: &str = "[[tenant]]\nname = \"prolog\"\nusers = [7]\nfor-others = true\n\
+             [[tenant]]\nname = \"agents\"\nusers = [7]\nfor-cgroups = ['/web']\n";
+        let config = ArbiterConfig::parse(std::path::Path::new("test"), TEXT);
+        let config = config.expect("a configuration");
+        let pmu = HostPmu {
+            name: "cpu".to_owned(),
+            counters: CounterSet::first(4, 0),
+            domains: vec![CpuSet::from_iter([0])],
+            for_threads: true,
+        };
+        let mut arbiter = HostArbiter::new(vec![pmu], config.policy.clone()).expect("it fits");
+        arbiter.set_online(CpuSet::from_iter([0]), BootTime(0), &mut Vec::new());
+        let group = Arc::new(Group {
+            id: GroupId(2),
+            above: Vec::new(),
+            path: "/web".to_owned(),
+        });
+        let demand = Demand {
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+        };
+        let terms = Terms {
+            demands: vec![demand],
+            at_least: 1,
+            cpus: CpuSet::from_iter([0]),
+            scope: Scope::Group(Arc::clone(&group)),
+            guaranteed: false,
+            priority: 0,
+            preemptible: false,
+            lasts: None,
+            waits: Waits::No,
+        };
+        for (by, uid, operator, right) in [
+            (Some((0, 7)), 7, false, true),
+            (Some((0, 7)), 1000, false, false),
+            (Some((1, 7)), 7, false, false),
+            (Some((9, 7)), 7, false, false),
+            (None, 1000, false, false),
+            (None, 1000, true, true),
+        ] {
+            let by = by.map(|(tenant, uid)| Asker {
+                tenant: TenantId(tenant),
+                uid,
+            });
+            let owner = Owner {
+                tenant: TenantId(1),
+                uid: 1000,
+                pid: 1,
+                label: String::new(),
+                by,
+            };
+            let mut arbiter = arbiter.clone();
+            let asked = arbiter.request(owner, terms.clone(), BootTime(0), &mut Vec::new());
+            let Ok(Outcome::Granted { lease, .. }) = asked else {
+                panic!("{asked:?}");
+            };
+            let asking = Asking {
+                config: &config,
+                arbiter: &arbiter,
+                is_watchdogs: false,
+                caller: Caller {
+                    tenant: TenantId(1),
+                    uid,
+                    operator,
+                },
+                request: &EventRequest::default(),
+            };
+            let lease = arbiter.lease(lease).expect("it was granted");
+            let all = asking.of_group(lease, &group, None);
+            assert_eq!(all.is_ok(), right, "{by:?} {uid} {operator}");
+        }
     }
 
     /// A lease has four of a kind; of those below its group some need two, one and one.

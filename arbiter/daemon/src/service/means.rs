@@ -72,11 +72,6 @@ impl<'a> Meant<'a> {
 
     fn found(&mut self, path: &str) -> Result<Group, NoGroup> {
         let path = absolute(path, self.client.cgroup.as_deref())?;
-        if path.chars().any(char::is_control) {
-            // Whoever lists leases has it on a terminal.
-            let path = path.escape_default().take(256).collect();
-            return Err(NoGroup::Path(path, "it has control characters"));
-        }
         let named = self.find(&path)?;
         named.check(self.job, self.looks)?;
         self.has_no_leased_thread(&named)?;

@@ -168,12 +168,24 @@ fn a_refused_event_is_that_of_the_tenant_of_its_lease() {
     for (lease, tenant) in [(Some(lease), "loud"), (None, "quiet")] {
         let rules = (service.config(), service.arbiter());
         let refusal = umpire_lease::Refusal::of(Reason::NotOpened, "no");
-        let no = events::NoEvent::of_host(rules, &client, lease, refusal);
+        let asker = events::NoEvent::asker(rules, &client, lease);
+        let no = events::NoEvent::of_host(&client, asker, refusal);
         service.hear(Told::Denied(no));
         let told = told(&mut service);
         let (event, of, _) = told.last().expect("it is told");
         assert_eq!((event.as_str(), of.as_str()), ("refused", tenant));
     }
+    // A user without a tenant asks for none.
+    let nobody = Client {
+        uid: 4242,
+        ..Client::default()
+    };
+    let request = umpire_lease::EventRequest {
+        lease: lease.0,
+        ..umpire_lease::EventRequest::default()
+    };
+    let no = service.allow(&nobody, &request, &mut 0);
+    assert_eq!(no.expect_err("it is another's").tenant, None);
 }
 
 /// The host has no such PMU any more, or the configuration no such tenant.
