@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
 use crate::commit::Journal;
-use crate::journal::{Entry, HEADER, Recalled, Unusable, VERSION, header, recall, write};
+use crate::journal::{Entry, FIRST, HEADER, Recalled, Unusable, VERSION, header, recall, write};
 use crate::sync::Syncer;
 
 const FILE: &str = "leases.journal";
@@ -38,7 +38,7 @@ pub enum StoreError {
     Taken(PathBuf),
     /// It is of another version of Umpire.
     #[error(
-        "{}: this is version {version} of the journal, and this Umpire reads those up to {VERSION}; \
+        "{}: this is version {version} of the journal, and this Umpire reads those from {FIRST} to {VERSION}; \
          use the Umpire that wrote it, or remove the file if no lease is held", .path.display()
     )]
     Version { path: PathBuf, version: u32 },
@@ -153,7 +153,8 @@ impl Store {
         if recalled.old || !recalled.barred.is_empty() && store.length < HEADER as u64 {
             // Beside the old one: whatever happens, nobody loses a lease or is pardoned by it.
             let anew = store.compact(&recalled.entries());
-            anew.map_err(failed(&path, "write"))?;
+            let what = "writing it anew beside itself, for which its disk needs room,";
+            anew.map_err(failed(&path, what))?;
         } else if store.length < HEADER as u64 {
             store.begin().map_err(failed(&path, "write"))?;
         }
@@ -202,7 +203,10 @@ impl Journal for Store {
         let mut bytes = header(&self.boot_id);
         write(entries, &mut bytes);
         // A disk that has failed is believed when it has taken all.
-        let synced = self.lost || self.dirty;
+        let is_barred = |entry: &Entry| matches!(entry, Entry::Barred(_));
+        // Who is barred is so over a power loss, too, after which a file that was renamed before
+        // the disk had it may be torn: it is one record, and nothing of it would be left.
+        let synced = self.lost || self.dirty || entries.iter().any(is_barred);
         let written = write_anew(&beside, &bytes, synced).and_then(|file| {
             // Whoever ends before this leaves the old journal, and after it the new one, both
             // of them whole.
