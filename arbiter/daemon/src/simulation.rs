@@ -916,7 +916,7 @@ fn leases_of_played_groups_come_and_go() {
     let [make, inner] = [0, 1].map(|group| Step::Make { group });
     let steps = vec![make, inner, to(Some(0)), ask(For::Group(0), 3)];
     let outer = (1, 3, LeaseScope::Cgroup);
-    assert_eq!(played(&mut world, steps), [outer.clone()]);
+    assert_eq!(played(&mut world, steps), std::slice::from_ref(&outer));
     let of_thread = (2, 1, LeaseScope::Thread);
     let asked = played(&mut world, vec![ask(For::Thread(0), 1), Step::Look]);
     assert_eq!(asked, [outer.clone(), of_thread]);
