@@ -478,6 +478,21 @@ fn what_runs_in_a_leased_group_says_out_of_what_it_counts() {
         assert!(output.status.success(), "{words:?}: {told}");
         assert_eq!(count, right, "{words:?}: {told}");
     }
+
+    // Moved out of the group it has another lease, and nobody names the one of before.
+    let out = slice.folder.join("cgroup.procs");
+    std::fs::write(out, vm.pid().to_string()).expect("a group of ours");
+    let until = Instant::now() + PATIENCE;
+    while await_leases(&daemon, "web", &[6])[0].within.is_some() {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let output = vm.tool(&["stat", "--vcpu", "0", "-e", "cycles", "--for", "300ms"]);
+    let (_, told) = lines(&output.stderr);
+    assert!(
+        output.status.success() && !told.contains("out of lease"),
+        "{told}"
+    );
 }
 
 /// How many Unix sockets a process listens at.

@@ -46,7 +46,7 @@ pub enum ContextNews {
 pub(crate) struct LeaseDesk {
     news: Sender<ContextNews>,
     notifier: Arc<Notifier>,
-    within: Arc<AtomicU64>,
+    within: Arc<Within>,
 }
 
 impl LeaseDesk {
@@ -62,9 +62,12 @@ impl LeaseDesk {
         }));
     }
 
-    /// The lease out of which those for contexts are taken, if there is one.
+    /// The lease out of which those for contexts are taken, if there is one: as it was with the
+    /// last of them, or else with the guest's.
     pub(crate) fn within(&self) -> Option<u64> {
-        Some(self.within.load(Ordering::Relaxed)).filter(|lease| *lease > 0)
+        let each = [&self.within.tools, &self.within.guest];
+        let each = each.map(|lease| lease.load(Ordering::Relaxed));
+        each.into_iter().find(|lease| *lease > 0)
     }
 
     /// A context is attached to nothing any more.
@@ -96,14 +99,32 @@ pub struct LeaseLine {
 pub struct ContextLine {
     dispatcher: JobDispatcher,
     contexts: Receiver<ContextNews>,
-    /// The number of a lease; 0: none.
-    within: Arc<AtomicU64>,
+    within: Arc<Within>,
+}
+
+/// Leases out of which a VM's are taken: numbers, 0 for none.
+#[derive(Debug, Default)]
+struct Within {
+    guest: AtomicU64,
+    tools: AtomicU64,
+}
+
+/// The way by which tools hear out of which lease the guest's is taken.
+#[derive(Debug)]
+pub struct WithinLine(Arc<Within>);
+
+impl WithinLine {
+    /// The guest's lease is taken out of this one from now on, of the control group in which the
+    /// VM runs; `None`: out of none, or there is no lease.
+    pub fn tell(&self, lease: Option<u64>) {
+        self.0.guest.store(lease.unwrap_or(0), Ordering::Relaxed);
+    }
 }
 
 impl ContextLine {
     pub(crate) fn new(dispatcher: JobDispatcher) -> (Self, LeaseDesk) {
         let (news, contexts) = channel();
-        let within = Arc::new(AtomicU64::new(0));
+        let within = Arc::<Within>::default();
         let desk = LeaseDesk {
             news,
             within: within.clone(),
@@ -130,10 +151,18 @@ impl ContextLine {
         news
     }
 
-    /// Tools are told from now on that their leases are taken out of this one, of the control
-    /// group in which the VM runs.
+    /// For whoever looks after the guest's lease.
+    #[must_use]
+    pub fn within_line(&self) -> WithinLine {
+        WithinLine(self.within.clone())
+    }
+
+    /// The leases for contexts are taken out of this one from now on, of the control group in which
+    /// the VM runs; `None`: out of none, or there are no leases.
     pub fn tell_within(&self, lease: Option<u64>) {
-        self.within.store(lease.unwrap_or(0), Ordering::Relaxed);
+        self.within
+            .tools
+            .store(lease.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// The context may use as many counters as it wants.

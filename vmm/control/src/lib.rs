@@ -80,7 +80,7 @@ pub use config::{ARG_SIZES, ControlConfig};
 pub use dispatcher::{JobQueue, KickThread, WakeCore};
 pub use job::{CoreView, Job, Target, VcpuFigures, VcpuView, View};
 pub use kernel::GuestKernel;
-pub use lease::{ContextLine, ContextLoad, ContextNews, LeaseLine};
+pub use lease::{ContextLine, ContextLoad, ContextNews, LeaseLine, WithinLine};
 pub use pcr::change_share;
 pub use quantities::{
     CoreQuantities, ExitKind, GuestMemoryUse, HaltTimes, Halted, OffCoreReason, Snapshot,

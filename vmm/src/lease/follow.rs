@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arbiter::PerKind;
 use umpire_lease::{Figure, News, What};
-use vmm_control::LeaseLine;
+use vmm_control::{LeaseLine, WithinLine};
 
 use super::tools::Tools;
 use super::{VmLease, wait};
@@ -30,13 +30,14 @@ impl VmLease {
     /// The host has no thread left.
     pub fn follow(self, lines: LeaseLines) -> io::Result<()> {
         let LeaseLines { guest, contexts } = lines;
-        // Those of tools are taken where this one was, until one says otherwise.
-        contexts.tell_within(self.kept.lease().within);
+        let within = contexts.within_line();
+        within.tell(self.kept.lease().within);
         let mut tools = Tools::new(contexts, self.plan.clone());
         let mut follower = Follower {
             told: (self.wanted.lets(self.kept.lease().holds), None),
             lease: self,
             line: guest,
+            within,
             refused: None,
             asks: None,
             silence: String::new(),
@@ -63,6 +64,7 @@ impl VmLease {
 struct Follower {
     lease: VmLease,
     line: LeaseLine,
+    within: WithinLine,
     /// What the guest was told last, and until when its layers have time, if they have.
     told: (PerKind, Option<Instant>),
     /// When those vCPUs are told again that refused.
@@ -98,8 +100,11 @@ impl Follower {
         }
         self.obey();
         self.hear_vcpus();
-        if self.lease.kept.has_ended() && self.ask_again() {
-            return;
+        if self.lease.kept.has_ended() {
+            self.within.tell(None);
+            if self.ask_again() {
+                return;
+            }
         }
         if self.reports <= Instant::now() {
             self.report();
@@ -200,6 +205,7 @@ impl Follower {
             Ok((wanted, kept)) => {
                 self.lease.wanted = wanted;
                 self.lease.number.store(kept.lease().id, Ordering::Relaxed);
+                self.within.tell(kept.lease().within);
                 self.lease.kept = kept;
                 self.silence.clear();
                 true

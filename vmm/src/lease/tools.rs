@@ -110,6 +110,7 @@ impl Tools {
             share.hear();
         }
         self.leases.retain(|share| !share.kept.has_ended());
+        self.tell_within();
         self.serve();
         match self.line.hear() {
             Some(ContextNews::Loads(load)) => self.load(load),
@@ -124,6 +125,13 @@ impl Tools {
                 wait(connections.chain([self.line.as_fd()]), [self.due()]);
             }
         }
+    }
+
+    /// Tools hear out of which lease the newest of theirs is taken.
+    fn tell_within(&self) {
+        let newest = self.leases.last();
+        self.line
+            .tell_within(newest.and_then(|share| share.kept.lease().within));
     }
 
     fn wants(&self, which: impl Fn(&ToolContext) -> bool) -> usize {
@@ -173,8 +181,8 @@ impl Tools {
         }
         match self.plan.lease_for_tool(more, tool) {
             Ok(kept) => {
-                self.line.tell_within(kept.lease().within);
                 self.leases.push(Share::new(kept, more));
+                self.tell_within();
                 Ok(())
             }
             Err(error) => {
