@@ -253,9 +253,11 @@ fn open(allowed: &Allowed, root: &Path) -> Result<Handed, String> {
             let opened = Handed::open_for_group(&allowed.event, folder.as_fd());
             opened.map_err(|errno| match errno {
                 // A group that is gone has no folder.
-                Errno(libc::ENOENT) => "this host has perf events for control groups of version \
-                                        1 alone (perf_event is mounted there, see /proc/cgroups); \
-                                        name a thread of the group, what it starts counts along"
+                Errno(libc::ENOENT) => "this control group has no perf events: perf_event is \
+                                        mounted as version 1 (see /proc/cgroups), or nobody has \
+                                        switched on a controller at the top of version 2 yet \
+                                        (cgroup.subtree_control); name a thread of the group, what \
+                                        it starts counts along"
                     .to_owned(),
                 other => failed(other),
             })
