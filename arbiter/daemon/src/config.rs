@@ -351,6 +351,12 @@ impl ArbiterConfig {
         (tenants, operator)
     }
 
+    /// Whether a tenant has a right. One that is not in the policy has none.
+    pub(crate) fn allows(&self, tenant: TenantId, right: impl Fn(&Members) -> bool) -> bool {
+        let members = self.members.get(usize::from(tenant.0));
+        members.is_some_and(right)
+    }
+
     /// Whether a tenant may have events opened.
     pub(crate) fn opens_events(&self) -> bool {
         let mut members = self.members.iter();

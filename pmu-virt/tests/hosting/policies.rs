@@ -355,12 +355,9 @@ fn an_event_that_nothing_counts_is_refused() {
     assert_eq!(rig.read(Spot::Vcpu(0), 0, 2).0, 0);
 }
 
-#[test]
-fn an_overflow_is_sampled_at_its_moment_and_blocks() {
-    let mut rig = rig(8, HostPolicy::GuestFirst);
-    rig.switch(0, 0);
-    let mail = Mail::default();
-    let mut blocking = counting(pfm::PFM_FL_NOTIFY_BLOCK, 0);
+/// A context that stops at the overflow after a hundred cycles, and begins again at `long_reset`.
+fn blocking(long_reset: u64) -> Context {
+    let mut context = counting(pfm::PFM_FL_NOTIFY_BLOCK, 0);
     let pmc = PmcArg {
         value: CYCLES,
         flags: pfm::PFM_REGFL_OVFL_NOTIFY,
@@ -368,12 +365,21 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
     };
     let pmd = PmdArg {
         value: u64::MAX - 99,
-        long_reset: u64::MAX - 49,
+        long_reset,
         ..PmdArg::default()
     };
     for mut call in [Call::WritePmcs(vec![pmc]), Call::WritePmds(vec![pmd])] {
-        assert_eq!(blocking.call(&mut call, &Nothing), Ok(()));
+        assert_eq!(context.call(&mut call, &Nothing), Ok(()));
     }
+    context
+}
+
+#[test]
+fn an_overflow_is_sampled_at_its_moment_and_blocks() {
+    let mut rig = rig(8, HostPolicy::GuestFirst);
+    rig.switch(0, 0);
+    let mail = Mail::default();
+    let blocking = blocking(u64::MAX - 49);
     assert!(rig.load(Spot::Vcpu(0), blocking, &mail).is_ok());
     assert!(!rig.vcpus[0].needs().counting);
     assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));
@@ -414,19 +420,7 @@ fn an_overflow_is_sampled_at_its_moment_and_blocks() {
 fn a_failure_behind_a_sample_leaves_nothing_undone() {
     let mut rig = rig(8, HostPolicy::GuestFirst);
     rig.switch(0, 0);
-    let mut blocking = counting(pfm::PFM_FL_NOTIFY_BLOCK, 0);
-    let pmc = PmcArg {
-        value: CYCLES,
-        flags: pfm::PFM_REGFL_OVFL_NOTIFY,
-        ..PmcArg::default()
-    };
-    let pmd = PmdArg {
-        value: u64::MAX - 99,
-        ..PmdArg::default()
-    };
-    for mut call in [Call::WritePmcs(vec![pmc]), Call::WritePmds(vec![pmd])] {
-        assert_eq!(blocking.call(&mut call, &Nothing), Ok(()));
-    }
+    let blocking = blocking(0);
     let loaded = rig.load(Spot::Vcpu(0), blocking, &Mail::default());
     assert!(loaded.is_ok(), "{loaded:?}");
     assert_eq!(rig.outcome(Spot::Vcpu(0), Call::Start(None)), Ok(()));

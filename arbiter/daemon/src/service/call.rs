@@ -221,9 +221,8 @@ fn tenants_that<'a>(
     calling: &'a Calling<'_>,
     may: impl Fn(&Members) -> bool + 'a,
 ) -> impl Iterator<Item = TenantId> + 'a {
-    let members = |tenant: &TenantId| config.members.get(usize::from(tenant.0));
-    let may = move |tenant: &TenantId| members(tenant).is_some_and(&may);
-    calling.tenants.iter().copied().filter(may)
+    let tenants = calling.tenants.iter().copied();
+    tenants.filter(move |tenant| config.allows(*tenant, &may))
 }
 
 /// Of its user's tenants the first that may ask in another's place. A name of a control group

@@ -248,8 +248,8 @@ impl<'a> Asking<'a> {
     }
 
     fn opens_events(self, lease: &Lease) -> Result<(), Denial> {
-        let members = self.config.members.get(usize::from(lease.owner.tenant.0));
-        if members.is_some_and(|members| members.opens_events) {
+        let tenant = lease.owner.tenant;
+        if self.config.allows(tenant, |members| members.opens_events) {
             return Ok(());
         }
         let why = "the policy opens no events for this tenant; the operator can allow it \
@@ -290,10 +290,7 @@ impl<'a> Asking<'a> {
         let foreign = |why: String| Err(wire::Refusal::of(Reason::ForeignThread, why).into());
         let Some(named) = named else {
             let asked = lease.owner.by;
-            let for_others = |tenant: TenantId| {
-                let members = self.config.members.get(usize::from(tenant.0));
-                members.is_some_and(|members| members.for_others)
-            };
+            let for_others = |tenant| self.config.allows(tenant, |members| members.for_others);
             let has_asked =
                 asked.is_some_and(|by| by.uid == self.caller.uid && for_others(by.tenant));
             if self.caller.operator || has_asked {
