@@ -243,6 +243,15 @@ pub(crate) mod tests {
         }
     }
 
+    /// A journal in which a record is one entry.
+    pub(crate) fn of_version_1(boot: &str, entries: &[serde_json::Value]) -> Vec<u8> {
+        let mut bytes = header_of(1, boot);
+        for entry in entries {
+            add_record(entry.to_string().as_bytes(), &mut bytes);
+        }
+        bytes
+    }
+
     /// A record of each.
     fn journal(entries: &[Entry]) -> Vec<u8> {
         let mut bytes = header(BOOT);
@@ -300,11 +309,7 @@ pub(crate) mod tests {
         let mut of_before = serde_json::to_value(now).expect("JSON");
         let fields = of_before["l"].as_object_mut().expect("a lease");
         assert!(fields.remove("started").is_some());
-        let mut bytes = header_of(1, BOOT);
-        for entry in [of_before, serde_json::json!({ "n": 9 })] {
-            let payload = serde_json::to_vec(&entry).expect("JSON");
-            add_record(&payload, &mut bytes);
-        }
+        let bytes = of_version_1(BOOT, &[of_before, serde_json::json!({ "n": 9 })]);
         let recalled = recall(&bytes, BOOT).expect("a journal");
         let right = Stored {
             started: None,

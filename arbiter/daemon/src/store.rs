@@ -61,6 +61,8 @@ pub(crate) struct Store {
     unsynced: bool,
     /// The disk did not take what was written.
     lost: bool,
+    /// The file is of before, and its disk has had no room for another: nothing is added to it.
+    stale: bool,
 }
 
 fn failed(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
@@ -149,35 +151,42 @@ impl Store {
             syncer: Syncer::new().map_err(failed(&path, "making a thread for syncs"))?,
             unsynced: false,
             lost: false,
+            stale: false,
         };
-        if recalled.old || !recalled.barred.is_empty() && store.length < HEADER as u64 {
-            // Beside the old one: whatever happens, nobody loses a lease or is pardoned by it.
-            let anew = store.compact(&recalled.entries());
-            let what = "writing it anew beside itself, for which its disk needs room,";
-            anew.map_err(failed(&path, what))?;
-        } else if store.length < HEADER as u64 {
-            store.begin().map_err(failed(&path, "write"))?;
+        if recalled.old || store.length < HEADER as u64 {
+            store.begin(&recalled).map_err(failed(&path, "write"))?;
         }
         Ok((store, recalled))
     }
 
-    fn begin(&mut self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        (&*self.file).seek(SeekFrom::Start(0))?;
-        let header = header(&self.boot_id);
-        (&*self.file).write_all(&header)?;
-        self.file.sync_all()?;
-        File::open(&self.folder)?.sync_all()?;
-        self.length = header.len() as u64;
-        self.dirty = false;
-        Ok(())
+    /// Writes another beside one of before: whatever happens, nobody loses a lease or is pardoned
+    /// by it. A disk without room does not keep an arbiter from its work.
+    fn begin(&mut self, recalled: &Recalled) -> io::Result<()> {
+        match self.compact(&recalled.entries()) {
+            Err(error) if is_full(&error) => {
+                log::error!(
+                    "the journal cannot be begun: {error}; nothing is granted until it can"
+                );
+                self.stale = true;
+                Ok(())
+            }
+            begun => begun.and_then(|()| File::open(&self.folder)?.sync_all()),
+        }
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
 impl Journal for Store {
     fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
         if entries.is_empty() {
             return Ok(());
+        }
+        if self.stale {
+            return Err(io::ErrorKind::StorageFull.into());
         }
         if self.dirty {
             self.file.set_len(self.length)?;
@@ -220,6 +229,7 @@ impl Journal for Store {
         self.compact = self.length;
         self.dirty = false;
         self.lost = false;
+        self.stale = false;
         self.unsynced = true;
         Ok(())
     }
@@ -252,9 +262,17 @@ fn write_anew(path: &Path, bytes: &[u8], synced: bool) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::Barred;
+    use crate::journal::tests::of_version_1;
     use crate::sync::tests::{failing, until};
 
     const BOOT: &str = "0b5c6c3e-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
+
+    const BARRED: Entry = Entry::Barred(Barred {
+        uid: 7,
+        pid: 70,
+        lease: 3,
+    });
 
     fn next(folder: &Path) -> u64 {
         let bytes = std::fs::read(folder.join(FILE)).expect("a journal");
@@ -299,6 +317,36 @@ mod tests {
         assert_eq!((recalled.next, recalled.cut), (9, false));
         store.append(&[Entry::Next(10)]).expect("written");
         assert_eq!(next(folder.path()), 10);
+    }
+
+    #[test]
+    fn a_full_disk_keeps_no_arbiter_from_its_work() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(FILE);
+        let mut other_boot = header("11111111-6f0b-4f6a-a5ae-3e6f5a1d2c3b");
+        write(&[BARRED], &mut other_boot);
+        let version_1 = of_version_1(BOOT, &[serde_json::json!({ "n": 9 })]);
+        for (old, next) in [(other_boot, 1), (version_1, 9), (Vec::new(), 1)] {
+            let full = || {
+                std::fs::write(&path, &old).expect("a disk");
+                let beside = folder.path().join("leases.journal.new");
+                std::os::unix::fs::symlink("/dev/full", beside).expect("a link");
+            };
+            full();
+            let (mut store, recalled) = Store::open(folder.path(), BOOT).expect("it begins");
+            assert_eq!(recalled.next, next);
+            let failed = store.append(&[Entry::Next(20)]).expect_err("a full disk");
+            assert!(is_full(&failed));
+            assert_eq!(std::fs::read(&path).expect("a journal"), old);
+            // The link is gone, so there is room.
+            let all = [Entry::Next(20), BARRED];
+            store.compact(&all).expect("written anew");
+            store.append(&[Entry::Next(21)]).expect("written");
+            drop(store);
+            let (_, recalled) = Store::open(folder.path(), BOOT).expect("a journal");
+            assert_eq!((recalled.next, recalled.old), (21, false));
+            assert_eq!(recalled.barred.len(), 1);
+        }
     }
 
     #[test]
