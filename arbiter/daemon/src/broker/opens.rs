@@ -19,8 +19,13 @@ use crate::groups::Tree;
 use crate::peer::{self, Client, Started};
 use crate::service::Allowed;
 
-/// So long a request waits for the kernel before its user is told, in nanoseconds.
-const OPENS: u64 = 100_000_000;
+/// So long a request waits for the kernel before its user is told, in nanoseconds: a kernel that
+/// opens its first event of a task or a group waits for a grace period of RCU, which on a busy
+/// host is tenths of a second.
+const OPENS: u64 = 1_000_000_000;
+const SLOW: &str = "the kernel has not opened the event within a second; try again";
+const REPLACED: &str = "the kernel has not opened the event within a second: it opens none while \
+                        the thread's process is in execve; try again";
 const STILL: &str = "an event for this user is being opened still; try again";
 
 /// A request that may be served, and what was true then.
@@ -58,6 +63,8 @@ struct Busy {
     connection: u64,
     tenant: Option<TenantId>,
     since: u64,
+    /// What its user is told when the kernel takes too long.
+    slow: &'static str,
     /// What the service manager keeps it under.
     name: Option<String>,
 }
@@ -140,6 +147,7 @@ impl Opens {
         let (sends, opens) = (self.sends.clone(), self.opens);
         let (uid, connection, tenant) = (asked.client.uid, asked.connection, asked.tenant);
         let (name, root) = (asked.name.clone(), self.root.clone());
+        let slow = asked.allowed.event.thread.map_or(SLOW, |_| REPLACED);
         let body = move || {
             let opened = open_new(&asked, opens, &root);
             if let (Ok(new), Some(name)) = (&opened, &asked.name) {
@@ -157,6 +165,7 @@ impl Opens {
             connection,
             tenant,
             since: now,
+            slow,
             name,
         };
         self.busy.insert(uid, busy);
@@ -196,11 +205,7 @@ impl Opens {
                 continue;
             }
             busy.waits = false;
-            overdue.push((
-                busy.connection,
-                busy.tenant,
-                "the process of the thread is being replaced; try again",
-            ));
+            overdue.push((busy.connection, busy.tenant, busy.slow));
             let own = self.behind.iter().filter(|one| one.client.uid == *uid);
             overdue.extend(own.map(|one| (one.connection, one.tenant, STILL)));
             self.behind.retain(|one| one.client.uid != *uid);

@@ -70,20 +70,41 @@ fn a_slow_kernel_costs_its_user_alone() {
     assert!(begun.elapsed() < Duration::from_secs(5), "nobody waits");
     let of_other = finished(&mut opens, 1);
     assert_eq!((of_other[0].asked.connection, of_other[0].waits), (3, true));
-    assert_eq!(opens.due(), Some(100 * MS));
-    assert_eq!(opens.overdue(99 * MS), []);
-    let told = opens.overdue(100 * MS);
+    assert_eq!(opens.due(), Some(1000 * MS));
+    assert_eq!(opens.overdue(999 * MS), []);
+    let told = opens.overdue(1000 * MS);
     assert_eq!(told.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [1, 2]);
-    assert!(told[0].2.contains("being replaced") && told[1].2.contains("being opened still"));
+    assert!(told[0].2.contains("in execve") && told[1].2.contains("being opened still"));
     assert_eq!((opens.due(), opens.overdue(u64::MAX)), (None, vec![]));
-    let still = opens.begin(asked(7, 2), 101 * MS);
+    let still = opens.begin(asked(7, 2), 1001 * MS);
     assert!(still.is_err_and(|why| why.contains("try again")));
     *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
     GOES.1.notify_all();
     let late = finished(&mut opens, 1);
     assert_eq!((late[0].asked.connection, late[0].waits), (1, false));
-    assert!(opens.begin(asked(7, 2), 200 * MS).is_ok());
+    assert!(opens.begin(asked(7, 2), 2000 * MS).is_ok());
     assert!(finished(&mut opens, 1)[0].waits);
+}
+
+/// An event of a group or of a whole CPU has no thread that could be in execve.
+#[test]
+fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
+    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    fn kernel(_: &Allowed, _: &Path) -> Result<Handed, String> {
+        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(GOES.1.wait_while(goes, |goes| !*goes));
+        Err("no".to_owned())
+    }
+    let mut opens = Opens::with(kernel, Path::new("/")).expect("a pipe");
+    let mut of_cpu = asked(7, 1);
+    of_cpu.allowed.event.thread = None;
+    of_cpu.allowed.event.cpu = Some(1);
+    assert!(opens.begin(of_cpu, 0).is_ok());
+    let told = opens.overdue(u64::MAX);
+    assert!(told[0].2.contains("try again") && !told[0].2.contains("execve"));
+    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    GOES.1.notify_all();
+    assert!(!finished(&mut opens, 1)[0].waits);
 }
 
 /// Two VMs of one user that ask in the same moment both get theirs.
