@@ -25,6 +25,24 @@ const START: &str = "rm -f /tmp/arbiter; \
 /// Shell: the number of the caller's only lease.
 const OWN: &str = "umpire leases -j | tr ',{' '\\n\\n' | grep '\"id\":' | head -n 1 | tr -dc 0-9";
 
+/// Shell: how far an event of all that runs in a control group is counted, while others run on its
+/// CPU and take all of its counters in turns. The group is of version 2, which has events from its
+/// first controller on. A job in the background is not interrupted by SIGINT, so what counts beside
+/// ends with a program of its own.
+const GROUP: &str = "mkdir -p /tmp/groups; mount -t cgroup2 none /tmp/groups; \
+     echo +cpu >/tmp/groups/cgroup.subtree_control; mkdir /tmp/groups/job; rm -f /tmp/over; \
+     sh -c 'echo $$ >/tmp/groups/job/cgroup.procs; exec taskset 2 spin 1000000' >/dev/null & \
+     job=$!; taskset 2 spin 1000000 >/dev/null & hog=$!; \
+     perf stat -a -C 1 -x, -o /tmp/hog -e r0c0,r0c0:u,r0c0:k,r0c0,r0c0:u,r0c0:k \
+         -- sh -c 'until [ -e /tmp/over ]; do sleep 0.1; done' & perf=$!; \
+     until grep -q job /proc/$job/cgroup; do sleep 0.1; done; \
+     told=$(umpire lease --counters 1 --cgroup /job 2>&1); echo \"$told\"; \
+     id=${told#*lease }; id=${id%%:*}; \
+     event-holder /tmp/arbiter $id 192 1; touch /tmp/over; wait $perf; \
+     kill $job $hog; wait $job $hog; cat /tmp/hog; \
+     for i in $(seq 100); do umpire leases | grep -q /job || break; sleep 0.1; done; \
+     umpire leases; rmdir /tmp/groups/job";
+
 /// Waits until the watchdog is so.
 fn soon(value: u32) -> String {
     format!(
@@ -40,6 +58,7 @@ fn an_arbiter_on_a_real_kernel() {
     let guest = UnderUmpire::with_rates(image, &TWO_CPUS, RATES);
     let config = "grace-ms = 10\\nclaim-window-ms = 20000\\n[watchdog]\\nkeep = false\\n\
          [[tenant]]\\nname = \"root\"\\nusers = [0]\\noperator = true\\n\
+         opens-events = true\\n\
          [[tenant]]\\nname = \"any\"\\nusers = [1000]\\nwhole-cpus = true\\nopens-events = true\\n";
     let all = "umpire lease --fixed 3 --wait --";
     let steps = [
@@ -89,6 +108,7 @@ fn an_arbiter_on_a_real_kernel() {
                 OWN.replace('"', "\\\"")
             ),
         ),
+        ("group", GROUP.to_owned()),
         (
             "end",
             "kill $(cat /tmp/pid); sleep 2; cat /tmp/arbiter.log".to_owned(),
@@ -126,6 +146,25 @@ fn an_arbiter_on_a_real_kernel() {
     // Nobody but the arbiter may open an event, and this one counts all the time.
     let any = log.of("any");
     assert!(any.contains("counted ") && any.contains(", whole"), "{any}");
+    let group = log.of("group");
+    let counted = group.lines().find_map(|line| {
+        let count = line.strip_prefix("counted ")?.strip_suffix(", whole")?;
+        count.parse::<u64>().ok()
+    });
+    assert!(counted.is_some_and(|count| count > 0), "{group}");
+    // Otherwise nobody would have stood in its way.
+    let shares: Vec<f64> = group
+        .lines()
+        .filter(|line| line.contains(",r0c0"))
+        .filter_map(|line| line.split(',').nth(4)?.parse().ok())
+        .collect();
+    assert!(shares.len() == 6, "{group}");
+    assert!(shares.iter().any(|share| *share < 90.0), "{group}");
+    assert_eq!(
+        group.lines().filter(|line| line.contains("/job")).count(),
+        1,
+        "{group}"
+    );
 }
 
 /// What is seen on a host whose control groups are of version 2 alone.
