@@ -265,9 +265,13 @@ impl Tree {
     }
 
     /// The groups that a path leads through, from the outermost on: that of a process, whose
-    /// names are any bytes.
+    /// names are any bytes. Deeper ones than can be leased are left out: whoever makes them does
+    /// not hide where it runs.
     pub(crate) fn chain(&self, path: &[u8]) -> Result<Vec<GroupId>, NoGroup> {
-        self.walk(path).map(|(_, chain)| chain)
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        let end = slashes.map(|(at, _)| at).nth(DEEPEST);
+        self.walk(&path[..end.unwrap_or(path.len())])
+            .map(|(_, chain)| chain)
     }
 
     /// The folder of an absolute path, and the groups on the way. No folder: the root.
@@ -807,6 +811,16 @@ mod tests {
                 .runs_in(std::process::id(), &named.group)
                 .expect("it can be seen")
         );
+        // However deep a process goes, it is in the groups that can be leased.
+        let path = format!("{}{}", named.group.path, "/inner".repeat(2 * DEEPEST));
+        let deep = folder.join("inner/".repeat(2 * DEEPEST));
+        fs::create_dir_all(&deep).expect("groups below it");
+        let chain = tree.chain(path.as_bytes()).expect("they are there");
+        assert_eq!(chain.len(), DEEPEST);
+        assert!(chain.contains(&named.group.id) && chain.contains(&below.id));
+        for depth in (2..=2 * DEEPEST).rev() {
+            fs::remove_dir(folder.join("inner/".repeat(depth))).expect("nobody is there");
+        }
         let numbers = BTreeSet::from([named.group.id, below.id, GroupId(u64::MAX)]);
         let mut found = tree.numbered(&numbers).expect("there are not as many");
         found.sort_by_key(|group| group.path.len());
