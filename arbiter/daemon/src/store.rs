@@ -327,12 +327,9 @@ mod tests {
         write(&[BARRED], &mut other_boot);
         let version_1 = of_version_1(BOOT, &[serde_json::json!({ "n": 9 })]);
         for (old, next) in [(other_boot, 1), (version_1, 9), (Vec::new(), 1)] {
-            let full = || {
-                std::fs::write(&path, &old).expect("a disk");
-                let beside = folder.path().join("leases.journal.new");
-                std::os::unix::fs::symlink("/dev/full", beside).expect("a link");
-            };
-            full();
+            std::fs::write(&path, &old).expect("a disk");
+            let beside = folder.path().join("leases.journal.new");
+            std::os::unix::fs::symlink("/dev/full", beside).expect("a link");
             let (mut store, recalled) = Store::open(folder.path(), BOOT).expect("it begins");
             assert_eq!(recalled.next, next);
             let failed = store.append(&[Entry::Next(20)]).expect_err("a full disk");
