@@ -527,6 +527,7 @@ impl Service {
         let mut means = Meant::new(calling, arbiter, job, &self.groups, &mut self.looks);
         let terms = convert::terms(config, arbiter, owner.tenant, request, &mut means);
         let terms = terms.map_err(|Wrong(what)| Denial::wrong(what))?;
+        call::may_stand_beside(arbiter, job, &owner, &terms)?;
         self.looks += arbiter.cost(&terms);
         Ok((owner, terms))
     }

@@ -2,7 +2,7 @@
 //! interface stand in one table.
 
 use arbiter_host::{
-    Asker, BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Reason, Refusal, TenantId,
+    Asker, BootTime, Caller, HostArbiter, Lease, LeaseId, Owner, Reason, Refusal, TenantId, Terms,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -233,25 +233,17 @@ fn asker(config: &ArbiterConfig, calling: &Calling<'_>) -> Option<TenantId> {
 
 /// Of its user's tenants the first that may ask for a control group whoever runs there. By its
 /// path alone that is decided, and nothing else: which group that is now is found out later.
-fn by_name(
-    config: &ArbiterConfig,
-    calling: &Calling<'_>,
-    cgroup: Option<&str>,
-) -> Option<TenantId> {
-    let path = absolute_path(calling, cgroup)?;
-    let mut named = tenants_that(config, calling, |members| members.may_ask_for(&path));
+fn by_name(config: &ArbiterConfig, calling: &Calling<'_>, path: Option<&str>) -> Option<TenantId> {
+    let path = path?;
+    let mut named = tenants_that(config, calling, |members| members.may_ask_for(path));
     named.next()
 }
 
 /// In whose name a user asks that names no tenant: that one is meant which may.
-fn unnamed(
-    config: &ArbiterConfig,
-    calling: &Calling<'_>,
-    cgroup: Option<&str>,
-) -> Option<TenantId> {
+fn unnamed(config: &ArbiterConfig, calling: &Calling<'_>, path: Option<&str>) -> Option<TenantId> {
     let first = calling.tenants.first().copied();
     // An operator may ask for any in any case.
-    let named = by_name(config, calling, cgroup).filter(|_| !calling.caller.operator);
+    let named = by_name(config, calling, path).filter(|_| !calling.caller.operator);
     named.or(first)
 }
 
@@ -273,14 +265,16 @@ pub(super) fn doer(
         let own = Some(calling.caller.tenant);
         return own.filter(|tenant| calling.tenants.contains(tenant));
     };
-    let cgroup = request.get("cgroup").and_then(Value::as_str);
     if request.get("for_uid").is_some_and(|uid| !uid.is_null()) {
         return asker(config, calling).or(calling.tenants.first().copied());
     }
     let named = request.get("tenant").and_then(Value::as_str);
     let named = named.and_then(|name| arbiter.policy().named(name));
     let named = named.filter(|tenant| calling.tenants.contains(tenant));
-    named.or_else(|| unnamed(config, calling, cgroup))
+    named.or_else(|| {
+        let cgroup = request.get("cgroup").and_then(Value::as_str);
+        unnamed(config, calling, absolute_path(calling, cgroup).as_deref())
+    })
 }
 
 /// Whose lease a request is for.
@@ -345,14 +339,16 @@ pub(super) fn owner_or_job(
     calling: &Calling<'_>,
     request: &wire::Request,
 ) -> Result<(Owner, Job), Denial> {
+    let path = absolute_path(calling, request.cgroup.as_deref());
     let (uid, gid) = match (request.for_uid, request.for_gid) {
-        (None, None) => return own_or_named(config, arbiter, calling, request),
+        (None, None) => {
+            return own_or_named(config, arbiter, calling, request, path.as_deref());
+        }
         (Some(uid), Some(gid)) => (uid, gid),
         _ => return Err(Denial::wrong("for_uid and for_gid: name both, or neither")),
     };
     let asks = asker(config, calling).ok_or_else(|| {
-        let by_name = by_name(config, calling, request.cgroup.as_deref());
-        let why = match by_name {
+        let why = match by_name(config, calling, path.as_deref()) {
             Some(_) => {
                 "the policy lets this user ask for that control group in its own name \
                  (for-cgroups), and in nobody else's; leave out for_uid and for_gid, or the \
@@ -381,7 +377,7 @@ pub(super) fn owner_or_job(
     // Whoever runs there is of the tenants that have the group, too; what it has as a user comes
     // first.
     let there = Client {
-        cgroup: absolute_path(calling, request.cgroup.as_deref()).map(String::into_bytes),
+        cgroup: path.map(String::into_bytes),
         ..client.clone()
     };
     let (of_group, _) = config.tenants_of(&there);
@@ -417,26 +413,60 @@ fn own_or_named(
     arbiter: &HostArbiter,
     calling: &Calling<'_>,
     request: &wire::Request,
+    path: Option<&str>,
 ) -> Result<(Owner, Job), Denial> {
     let mut owner = owner(arbiter, calling, request)?;
     if calling.caller.operator {
         return Ok((owner, Job::Anybody));
     }
-    let cgroup = request.cgroup.as_deref();
     if request.tenant.is_none() {
-        owner.tenant = unnamed(config, calling, cgroup).unwrap_or(owner.tenant);
+        owner.tenant = unnamed(config, calling, path).unwrap_or(owner.tenant);
     }
-    let path = absolute_path(calling, cgroup);
-    let may = |members: &Members| {
-        path.as_deref()
-            .is_some_and(|path| members.may_ask_for(path))
-    };
+    let may = |members: &Members| path.is_some_and(|path| members.may_ask_for(path));
     let job = if tenants_that(config, calling, may).any(|tenant| tenant == owner.tenant) {
         Job::Anybody
     } else {
         Job::Own(calling.client.uid)
     };
     Ok((owner, job))
+}
+
+/// Whether a user may have a lease of its own for a control group, beside those that the group
+/// has. Beside one that somebody else has asked for it would lift what that one says to all that
+/// runs there: whoever wants a part of it asks for a part.
+///
+/// # Errors
+/// There is such a one, or it waits.
+pub(super) fn may_stand_beside(
+    arbiter: &HostArbiter,
+    job: Job,
+    owner: &Owner,
+    terms: &Terms,
+) -> Result<(), Denial> {
+    let (Job::Own(_), Some(group)) = (job, terms.scope.group()) else {
+        return Ok(());
+    };
+    let is_foreign = |lease: &&Lease| {
+        let its = &lease.owner;
+        its.by.is_some() || (its.uid, its.tenant) != (owner.uid, owner.tenant)
+    };
+    let of_group = arbiter.leased_groups().get(&group.id);
+    let mut leases = of_group
+        .into_iter()
+        .flatten()
+        .filter_map(|id| arbiter.lease(*id));
+    match leases.find(is_foreign) {
+        None => Ok(()),
+        Some(lease) => Err(Denial::from(wire::Refusal::of(
+            Reason::BeyondGroup,
+            format!(
+                "the control group has lease {} already, which another user or tenant has asked \
+                 for, and what runs there has no more than that; ask from inside of it without \
+                 naming it, for a part of that lease",
+                lease.id.0
+            ),
+        ))),
+    }
 }
 
 /// The client is of no tenant, as far as it is known.
