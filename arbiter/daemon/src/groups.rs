@@ -84,10 +84,11 @@ pub(crate) enum NoGroup {
     )]
     Foreign(String, u32, Who),
     #[error(
-        "cgroup '{0}' is empty and another user's; have somebody run in it first, or the operator \
-         can let this user ask for it by its name (for-cgroups)"
+        "cgroup '{0}' is another user's, and no process of user {1} runs in it itself, whatever \
+         runs below it; ask for the group in which it runs, or the operator can let this user ask \
+         for this one by its name (for-cgroups)"
     )]
-    NotOwn(String),
+    NotOwn(String, u32),
     #[error("cgroup '{0}': a process in it is of a PID namespace that the arbiter does not see")]
     Outside(String),
     #[error(
@@ -388,11 +389,35 @@ pub(crate) fn shown(path: &[u8]) -> String {
 }
 
 /// The control group in which a thread runs, by its path, which is empty where that is none but
-/// the root. `None`: it does not run any more.
+/// the root. A process whose first thread has ended runs where its others do. `None`: it does not
+/// run any more.
 ///
 /// # Errors
 /// It cannot be told.
 pub(crate) fn path_of(thread: ThreadId) -> io::Result<Option<Vec<u8>>> {
+    let path = path_of_running(thread)?;
+    // No other thread is there once it has ended.
+    let is_first = |life: Life| life.id == thread;
+    if path.is_some() || !Life::of(thread.number)?.is_some_and(is_first) {
+        return Ok(path);
+    }
+    let others = match Task::numbers_of(thread.number) {
+        Err(error) if task::is_none(&error) => return Ok(None),
+        others => others?,
+    };
+    for number in others.filter(|number| *number != thread.number) {
+        let Some(life) = Life::of(number)? else {
+            continue;
+        };
+        let path = path_of_running(life.id)?;
+        if path.is_some() {
+            return Ok(path);
+        }
+    }
+    Ok(None)
+}
+
+fn path_of_running(thread: ThreadId) -> io::Result<Option<Vec<u8>>> {
     let path = match task::cgroup(thread.number) {
         Err(error) if task::is_none(&error) => return Ok(None),
         path => path?,
@@ -531,23 +556,34 @@ impl NamedGroup {
         };
         let processes = self.numbers("cgroup.procs", PROCESSES, looks)?;
         *looks += processes.len() as u64;
-        if let (Job::Own(uid), true) = (job, processes.is_empty()) {
-            let owner = fstat(&self.folder)
-                .map_err(|error| failed(&path(), error))?
-                .st_uid;
-            return (owner == uid)
-                .then_some(())
-                .ok_or_else(|| NoGroup::NotOwn(path()));
-        }
         let text = Text::of(processes.len());
-        let checked = self.are_of(who, processes, &text);
+        let checked = self.are_of(who, &processes, &text);
         *looks += text.looks();
-        checked
+        checked?;
+        match job {
+            Job::Own(uid) => self.is_of(uid, &processes, looks),
+            Job::Anybody | Job::Others { .. } => Ok(()),
+        }
     }
 
-    fn are_of(&self, who: Who, processes: BTreeSet<u32>, text: &Text) -> Result<(), NoGroup> {
+    /// Whether it is a user's own: its folder is, or one of `processes`, which are the user's, runs
+    /// in it itself. One that runs below it says nothing of it: others may have groups beside that
+    /// one, which would be below this lease, too.
+    fn is_of(&self, uid: u32, processes: &BTreeSet<u32>, looks: &mut u64) -> Result<(), NoGroup> {
+        let failed = |error| failed(&self.group.path, error);
+        if fstat(&self.folder).map_err(failed)?.st_uid == uid {
+            return Ok(());
+        }
+        *looks += 1;
+        let own = numbers_in(&self.folder, "cgroup.procs", PROCESSES.numbers).map_err(failed)?;
+        let runs = |own: Vec<u32>| own.iter().any(|number| processes.contains(number));
+        let not_own = || NoGroup::NotOwn(self.group.path.clone(), uid);
+        own.is_some_and(runs).then_some(()).ok_or_else(not_own)
+    }
+
+    fn are_of(&self, who: Who, processes: &BTreeSet<u32>, text: &Text) -> Result<(), NoGroup> {
         let path = || self.group.path.clone();
-        for process in processes {
+        for &process in processes {
             let task = Task::within(process, text).map_err(|error| NoGroup::Io(path(), error))?;
             // One that has ended meanwhile runs there no more.
             let is_foreign = task.is_some_and(|task| !task.is_of(who.uid, who.gid));
@@ -556,6 +592,13 @@ impl NamedGroup {
             }
         }
         Ok(())
+    }
+
+    /// Whether its path is that of a group in it or below it, or its own. No group of version 2
+    /// can be renamed, so a path of now is as good as a number.
+    pub(crate) fn has(&self, path: &[u8]) -> bool {
+        let below = path.strip_prefix(self.group.path.trim_end_matches('/').as_bytes());
+        below.is_some_and(|below| below.is_empty() || below.starts_with(b"/"))
     }
 
     /// The numbers of the threads that run in it and below it.

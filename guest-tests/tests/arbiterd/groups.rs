@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -104,6 +105,20 @@ impl Slice {
 
     fn process(&self, child: usize) -> u32 {
         self.children[child].id()
+    }
+
+    /// Runs a process of nobody's in a group.
+    fn run_as_nobody(&mut self, below: &str) -> u32 {
+        let mut command = Command::new(AS_NOBODY[0]);
+        command.args(&AS_NOBODY[1..]).arg("cat");
+        let process = self.start(below, command).id();
+        let name = || fs::read_to_string(format!("/proc/{process}/comm"));
+        let until = Instant::now() + LONG;
+        while !name().is_ok_and(|name| name.trim() == "cat") {
+            assert!(Instant::now() < until, "it does not start");
+            pause();
+        }
+        process
     }
 
     /// Has a process run in a group from now on.
@@ -399,7 +414,7 @@ fn what_is_no_group_of_the_callers_is_refused_and_nothing_is_held() {
     // Empty, and root's; then with somebody of root's in it.
     let of_job = format!(r#"{{"cgroup": "{job}"}}"#);
     let said = ask(&daemon, &AS_NOBODY, &of_job);
-    assert!(said.contains("empty and another user's"), "{said}");
+    assert!(said.contains("no process of user 65534"), "{said}");
     slice.run("/job");
     let said = ask(&daemon, &AS_NOBODY, &of_job);
     assert!(said.contains("not of user 65534"), "{said}");
@@ -415,6 +430,147 @@ fn what_is_no_group_of_the_callers_is_refused_and_nothing_is_held() {
     assert!(said.contains("too many groups"), "{said}");
     assert_eq!(there(&daemon), [0; 0]);
     drop(lease(&daemon, &whole_cpu(4)).expect("nothing is held"));
+}
+
+/// Who runs below a group of somebody else's has not that one, which others may need.
+#[test]
+fn a_folder_of_anothers_is_leased_by_who_runs_in_it_itself() {
+    let Some(mut slice) = Slice::new("a_folder_of_anothers_is_leased_by_who_runs_in_it") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    daemon.open_to_all();
+    let [slurm, job] = ["/slurm", "/slurm/job"].map(|name| slice.make(name));
+    let process = slice.run_as_nobody("/slurm/job");
+    let [outer, inner] = [slurm, job].map(|path| format!(r#"{{"cgroup": "{path}"}}"#));
+    let said = ask(&daemon, &AS_NOBODY, &outer);
+    assert!(said.contains("no process of user 65534"), "{said}");
+    assert_eq!(there(&daemon), [0; 0]);
+    let said = ask(&daemon, &AS_NOBODY, &inner);
+    assert!(said.starts_with("granted jobs"), "{said}");
+    slice.child(process).kill().expect("it runs");
+    until_there(&daemon, &[]);
+    // One that was given to it (`Delegate=` of systemd) is its own.
+    chown(slice.folder.join("slurm"), Some(65534), None).expect("root may");
+    slice.run_as_nobody("/slurm/job");
+    let said = ask(&daemon, &AS_NOBODY, &outer);
+    assert!(said.starts_with("granted jobs"), "{said}");
+}
+
+/// However large a group is, the few threads with leases are none that run in it, or are.
+#[test]
+fn a_large_group_is_leased_beside_threads_with_leases() {
+    let Some(mut slice) = Slice::new("a_large_group_is_leased_beside_threads") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let large = slice.make("/large");
+    (0..1100).for_each(|at| drop(slice.make(&format!("/large/{at}"))));
+    // Its name begins as the other one's.
+    slice.make("/large-not");
+    let outside = slice.run("/large-not");
+    let inside = slice.run("/large/7");
+    let of_thread = |child: usize| {
+        let arbiter = Arbiter::connect(&daemon.socket()).expect("it answers");
+        let held = arbiter.acquire(&Request {
+            counters: vec![Counters::programmable(1)],
+            scope: Some(LeaseScope::Thread),
+            threads: Some(vec![slice.process(child)]),
+            ..Request::default()
+        });
+        held.expect("a lease")
+    };
+    let held = of_thread(inside);
+    let (_, said) = lease(&daemon, &request(&large, 1)).expect_err("a thread has one");
+    let right = said.contains("has a lease of its own")
+        && said.contains(&slice.process(inside).to_string());
+    assert!(right, "{said}");
+    drop(held);
+    until_there(&daemon, &[]);
+    let held = of_thread(outside);
+    let above = granted(&daemon, &large, 1);
+    assert_eq!(there(&daemon), [held.lease().id, above]);
+}
+
+/// Sends a request without a scope, and prints what came of it. Its process has no first thread
+/// any more by then, or has ended, and a child of it has its connection.
+const ASK_LATE: &str = r#"
+import ctypes, json, os, socket, sys, threading, time
+def ask(client):
+    time.sleep(0.3)
+    request = {"counters": [{"count": 1}]}
+    client.sendall(json.dumps({"method": "io.umpire.Arbiter.Acquire", "parameters": {"request": request}}).encode() + b"\0")
+    answer = b""
+    while not answer.endswith(b"\0"):
+        answer += client.recv(65536)
+    answer = json.loads(answer[:-1])["parameters"]
+    if "refusal" in answer:
+        print("refused", answer["refusal"]["message"], flush=True)
+    else:
+        print(answer["lease"]["scope"], answer["lease"].get("within"), flush=True)
+    os._exit(0)
+def connected():
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(sys.argv[1])
+    return client
+kind = sys.argv[2]
+if kind == "thread":
+    threading.Thread(target=lambda: ask(connected())).start()
+    ctypes.CDLL(None).syscall(60, 0)
+client = connected()
+if kind == "answered":
+    client.sendall(b'{"method": "io.umpire.Arbiter.List"}\0')
+    client.recv(65536)
+if os.fork() == 0:
+    ask(client)
+os._exit(0)
+"#;
+
+/// It is not outside of its group because it is hard to see where it is.
+#[test]
+fn who_has_no_first_thread_is_not_outside_of_its_group() {
+    let Some(mut slice) = Slice::new("who_has_no_first_thread_is_not_outside") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    slice.run("/job");
+    let above = granted(&daemon, &job, 1);
+    let ask = |kind: &str| {
+        let before = inside(&slice, "/job");
+        let mut command = Command::new(&before[0]);
+        let command = command.args(&before[1..]).args([python3(), "-c", ASK_LATE]);
+        let asked = command.arg(daemon.socket()).arg(kind).output();
+        let asked = asked.expect("it starts");
+        let errors = String::from_utf8_lossy(&asked.stderr).into_owned();
+        format!("{}{errors}", String::from_utf8_lossy(&asked.stdout))
+    };
+    assert_eq!(ask("thread"), format!("part {above}\n"));
+    for kind in ["answered", "at once"] {
+        let said = ask(kind);
+        let right = said.starts_with("refused") && said.contains("has ended");
+        assert!(right, "{kind}: {said}");
+    }
+}
+
+/// The kernel renames no group of version 2, so a lease never has another path than it was asked
+/// for by.
+#[test]
+fn a_group_is_not_renamed() {
+    let Some(mut slice) = Slice::new("a_group_is_not_renamed") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let [job, _] = ["/job", "/job/inner"].map(|name| slice.make(name));
+    slice.run("/job");
+    let id = granted(&daemon, &job, 1);
+    for (from, to) in [("job", "other"), ("job/inner", "inner")] {
+        let renamed = fs::rename(slice.folder.join(from), slice.folder.join(to));
+        let errno = renamed.expect_err("no group is").raw_os_error();
+        // EPERM: there is none; EIO: it would be elsewhere.
+        assert!(matches!(errno, Some(1 | 5)), "{from}: {errno:?}");
+    }
+    assert_eq!(there(&daemon), [id]);
 }
 
 #[test]
@@ -520,6 +676,78 @@ fn a_rule_has_the_names_of_groups_that_are_leased() {
     slice.run("/web-shop.service");
     daemon.begin();
     until_there(&daemon, &[]);
+}
+
+/// What has a process of the caller go into a group, and run a command there.
+fn inside(slice: &Slice, below: &str) -> Vec<String> {
+    let procs = slice.folder.join(&below[1..]).join("cgroup.procs");
+    let into = format!("echo $$ > {}; exec \"$@\"", procs.display());
+    ["sh", "-c", &into, "sh"].map(str::to_owned).into()
+}
+
+fn ask_inside(daemon: &Daemon, slice: &Slice, below: &str, request: &str) -> String {
+    let mut before = inside(slice, below);
+    before.extend(AS_NOBODY.map(str::to_owned));
+    let before: Vec<&str> = before.iter().map(String::as_str).collect();
+    ask(daemon, &before, request)
+}
+
+/// What somebody else has asked for is the most that all have who run there: whoever is inside
+/// gets a part of it, and nothing beside it.
+#[test]
+fn nobody_inside_lifts_what_a_group_was_given() {
+    let Some(mut slice) = Slice::new("nobody_inside_lifts_what_a_group_was_given") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    daemon.open_to_all();
+    for (at, for_whom) in [None, Some(65534)].into_iter().enumerate() {
+        let name = format!("/job{at}");
+        let job = slice.make(&name);
+        // Of itself it may have one, and then another: whose both are is the same.
+        let own = format!(r#"{{"cgroup": "{job}"}}"#);
+        let dot = r#"{"cgroup": "."}"#;
+        let before = ask_inside(&daemon, &slice, &name, dot);
+        assert!(before.starts_with("granted jobs"), "{before}");
+        until_there(&daemon, &[]);
+        let process = slice.run_as_nobody(&name);
+        let asked = lease(
+            &daemon,
+            &Request {
+                for_uid: for_whom,
+                for_gid: for_whom,
+                ..request(&job, 2)
+            },
+        );
+        let above = asked.expect("a lease").id;
+        for request in [&*own, dot] {
+            let said = ask_inside(&daemon, &slice, &name, request);
+            assert!(
+                said.contains(&format!("has lease {above} already")) && said.contains("a part"),
+                "{said}"
+            );
+        }
+        assert_eq!(there(&daemon), [above]);
+        let said = ask_inside(&daemon, &slice, &name, r#"{"scope": "part"}"#);
+        assert!(said.starts_with("granted jobs"), "{said}");
+        let more = r#"{"scope": "part", "counters": [{"count": 3}]}"#;
+        let said = ask_inside(&daemon, &slice, &name, more);
+        assert!(said.starts_with("refused"), "{said}");
+        // Of a user's own there may be two.
+        slice.child(process).kill().expect("it runs");
+        until_there(&daemon, &[]);
+    }
+    let job = slice.make("/own");
+    let two = r#"
+import subprocess, sys
+sys.exit(max(subprocess.call(sys.argv[1:]) for _ in range(2)))
+"#;
+    let mut before = inside(&slice, "/own");
+    before.extend(AS_NOBODY.map(str::to_owned));
+    before.extend([python3().to_owned(), "-c".to_owned(), two.to_owned()]);
+    let before: Vec<&str> = before.iter().map(String::as_str).collect();
+    let said = ask(&daemon, &before, &format!(r#"{{"cgroup": "{job}"}}"#));
+    assert_eq!(said.matches("granted jobs").count(), 2, "{said}");
 }
 
 /// Runs a command as root of a user namespace in which user and group 65534 are 7.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arbiter_host::{Group, HostArbiter, Scope, ThreadId};
+use arbiter_host::{Group, HostArbiter, LeaseId, Scope, ThreadId};
 
 use super::call::Calling;
 use crate::convert::Means;
@@ -27,21 +27,32 @@ pub(super) struct Meant<'a> {
 /// thousands of mounts.
 const MOUNTS: u64 = 200;
 
+/// So many threads with leases are looked at one by one, which takes as long as to look through the
+/// largest group.
+const MOST_LEASED: usize = 4096;
+
 impl Means for Meant<'_> {
     fn threads(&mut self, numbers: &[u32]) -> Result<(Vec<ThreadId>, Option<Arc<Group>>), String> {
         let threads = self.client.threads(numbers, self.operator, self.looks);
         let threads = threads.map_err(|why| why.to_string())?;
         let of = self.leased_group_of(&threads)?;
-        Ok((threads, of))
+        // Of those of which none runs any more the end is told, whatever they were in.
+        Ok((threads, of.flatten()))
     }
 
     fn own_group(&mut self) -> Result<Option<(ThreadId, Arc<Group>)>, String> {
-        // Who is in a group that is not seen from here is in none that has a lease.
-        let seen = self.client.process.filter(|_| self.client.cgroup.is_some());
-        let Some(process) = seen else {
+        // Who is in namespaces that are not seen from here is in no group that has a lease.
+        if self.arbiter.leased_groups().is_empty() || self.client.pid == 0 {
             return Ok(None);
-        };
-        let of = self.leased_group_of(&[process])?;
+        }
+        // Whoever has its connection now may be in one of these.
+        let ended = "the process that connected has ended, or cannot be looked at, so it cannot be \
+                     told whether its control group has a lease; connect anew";
+        let process = self.client.process.ok_or(ended)?;
+        if self.client.cgroup.is_none() {
+            return Ok(None);
+        }
+        let of = self.leased_group_of(&[process])?.ok_or(ended)?;
         Ok(of.map(|of| (process, of)))
     }
 
@@ -103,27 +114,40 @@ impl<'a> Meant<'a> {
         let Some(first) = for_threads.next() else {
             return Ok(());
         };
-        let inside = named.threads(self.looks)?;
-        let mut all = std::iter::once(first).chain(for_threads);
-        let leased = all.find_map(|(id, threads)| {
-            let mut threads = threads.iter().map(|thread| thread.number);
-            Some((id, threads.find(|number| inside.contains(number))?))
-        });
+        let all = std::iter::once(first).chain(for_threads);
+        let mut all = all.flat_map(|(id, threads)| threads.iter().map(move |one| (id, *one)));
+        let leased = match named.threads(self.looks) {
+            Ok(inside) => all.find(|(_, thread)| inside.contains(&thread.number)),
+            // So it is the other way round: where does each run that has a lease?
+            Err(NoGroup::TooMany(path)) => {
+                let all: Vec<_> = all.take(MOST_LEASED + 1).collect();
+                if all.len() > MOST_LEASED {
+                    return Err(NoGroup::TooMany(path));
+                }
+                *self.looks += all.len() as u64;
+                first_in(named, all)?
+            }
+            Err(why) => return Err(why),
+        };
         match leased {
             None => Ok(()),
             Some((id, thread)) => Err(NoGroup::Leased {
                 path: named.group.path.clone(),
-                thread,
+                thread: thread.number,
                 lease: id.0,
             }),
         }
     }
 
     /// The innermost control group with a lease in which these threads run, which has to be the
-    /// same for all: that one's lease is what theirs is taken out of.
-    fn leased_group_of(&mut self, threads: &[ThreadId]) -> Result<Option<Arc<Group>>, String> {
+    /// same for all: that one's lease is what theirs is taken out of. `None`: none of them runs
+    /// any more.
+    fn leased_group_of(
+        &mut self,
+        threads: &[ThreadId],
+    ) -> Result<Option<Option<Arc<Group>>>, String> {
         if self.arbiter.leased_groups().is_empty() {
-            return Ok(None);
+            return Ok(Some(None));
         }
         let mut seen: BTreeMap<Vec<u8>, Option<Arc<Group>>> = BTreeMap::new();
         let mut first: Option<(ThreadId, Option<Arc<Group>>)> = None;
@@ -155,7 +179,7 @@ impl<'a> Meant<'a> {
                 Some(_) => {}
             }
         }
-        Ok(first.and_then(|(_, of)| of))
+        Ok(first.map(|(_, of)| of))
     }
 
     /// The innermost with a lease of the groups that a path leads through.
@@ -170,6 +194,21 @@ impl<'a> Meant<'a> {
             Err(why) => Err(why.to_string()),
         }
     }
+}
+
+/// The first of some threads with leases that runs in a group or below it.
+fn first_in(
+    named: &NamedGroup,
+    leased: Vec<(LeaseId, ThreadId)>,
+) -> Result<Option<(LeaseId, ThreadId)>, NoGroup> {
+    for (id, thread) in leased {
+        let path = path_of(thread);
+        let path = path.map_err(|error| NoGroup::Io(named.group.path.clone(), error))?;
+        if path.is_some_and(|path| named.has(&path)) {
+            return Ok(Some((id, thread)));
+        }
+    }
+    Ok(None)
 }
 
 /// Where the control groups are. To look for that is counted.
