@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arbiter_host::{Group, GroupId, HostArbiter, Scope, ThreadId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::hierarchies;
 use crate::task::{self, Life, Task, Text};
+use crate::unseen::is_unseen;
 
 /// Groups are in no more others.
 pub(crate) const DEEPEST: usize = 64;
@@ -193,8 +195,9 @@ impl Tree {
         match self.events_of(group)? {
             None => Ok(GroupState::Gone),
             Some(events) => {
-                let seen = is_populated(&events);
-                seen.map_err(|error| NoGroup::Io(group.path.clone(), error.into()))
+                let seen = seen_of(&events);
+                seen.map(|seen| seen.state)
+                    .map_err(|error| NoGroup::Io(group.path.clone(), error.into()))
             }
         }
     }
@@ -302,6 +305,8 @@ pub(crate) enum GroupState {
     Runs,
     /// Nothing does.
     Empty,
+    /// Nothing does any more: something has come since the last look, and gone.
+    Left,
     /// There is no such group any more.
     Gone,
     /// That cannot be told: it is as it was.
@@ -349,10 +354,13 @@ impl LateTree {
 /// It is none, whatever groups there are, or that group is not known.
 pub(crate) fn absolute(path: &str, own: Option<&[u8]>) -> Result<String, NoGroup> {
     let absolute = from_root(path, own)?;
-    if absolute.chars().any(char::is_control) {
+    if absolute.chars().any(is_unseen) {
         // Whoever lists leases has it on a terminal.
         let path = absolute.escape_default().take(256).collect();
-        return Err(NoGroup::Path(path, "it has control characters"));
+        return Err(NoGroup::Path(
+            path,
+            "it has control characters, or others that are not seen",
+        ));
     }
     // Rules are asked by names, so they are asked of a path that is made of nothing else.
     names(absolute.as_bytes())?;
@@ -379,7 +387,7 @@ fn from_root(path: &str, own: Option<&[u8]>) -> Result<String, NoGroup> {
 pub(crate) fn shown(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);
     let shown = text.chars().map(|one| {
-        if one.is_control() {
+        if is_unseen(one) {
             char::REPLACEMENT_CHARACTER
         } else {
             one
@@ -513,23 +521,47 @@ fn is_removed(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NODEV)
 }
 
-/// Whether something runs in the group of a `cgroup.events`. What is read is not news any more.
-pub(crate) fn is_populated(events: &File) -> rustix::io::Result<GroupState> {
+/// What a `cgroup.events` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) state: GroupState,
+    /// All that is there stands still, by `cgroup.freeze`.
+    pub(crate) frozen: bool,
+}
+
+/// Whether something has changed in a group since its `cgroup.events` was read last.
+pub(crate) fn has_news(events: &File) -> bool {
+    let mut polled = [PollFd::new(events, PollFlags::PRI)];
+    let news = poll(&mut polled, Some(&Timespec::default()));
+    news.is_ok() && polled[0].revents().contains(PollFlags::PRI)
+}
+
+/// What the `cgroup.events` of a group says. What is read is not news any more.
+pub(crate) fn seen_of(events: &File) -> rustix::io::Result<Seen> {
     let mut text = [0; 256];
     let length = match events.read_at(&mut text, 0) {
         Ok(length) => length,
         Err(error) => {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            return is_removed(errno).then_some(GroupState::Gone).ok_or(errno);
+            let gone = Seen {
+                state: GroupState::Gone,
+                frozen: false,
+            };
+            return is_removed(errno).then_some(gone).ok_or(errno);
         }
     };
-    let mut lines = text[..length].split(|byte| *byte == b'\n');
-    let populated = lines.find_map(|line| line.strip_prefix(b"populated "));
-    match populated {
-        Some(b"0") => Ok(GroupState::Empty),
-        Some(_) => Ok(GroupState::Runs),
-        None => Err(Errno::IO),
-    }
+    let value = |name: &[u8]| {
+        let mut lines = text[..length].split(|byte| *byte == b'\n');
+        lines.find_map(|line| line.strip_prefix(name))
+    };
+    let state = match value(b"populated ") {
+        Some(b"0") => GroupState::Empty,
+        Some(_) => GroupState::Runs,
+        None => return Err(Errno::IO),
+    };
+    // Kernels before 5.2 freeze none.
+    let frozen = value(b"frozen ") == Some(b"1");
+    Ok(Seen { state, frozen })
 }
 
 impl NamedGroup {
@@ -693,14 +725,14 @@ fn folders(folder: &OwnedFd, most: usize) -> rustix::io::Result<Option<Vec<OsStr
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs;
     use std::process::{Child, Command, Stdio};
 
     use super::*;
 
     /// A group of the test's own on this host; `None`: there can be none here, as was said.
-    fn group(test: &str) -> Option<(PathBuf, NamedGroup)> {
+    pub(crate) fn group(test: &str) -> Option<(PathBuf, NamedGroup)> {
         let root = Path::new("/");
         let name = format!("umpire-groups-{test}-{}", std::process::id());
         let mut tops = hierarchies(root).unwrap_or_default().into_iter();
@@ -714,7 +746,7 @@ mod tests {
         Some((folder, named.expect("it was made")))
     }
 
-    fn run(folder: &Path) -> Child {
+    pub(crate) fn run(folder: &Path) -> Child {
         let mut command = Command::new("cat");
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let child = child.expect("cat starts");
@@ -722,13 +754,13 @@ mod tests {
         child
     }
 
-    fn end(mut child: Child, folders: &[&Path]) {
+    pub(crate) fn end(mut child: Child, folders: &[&Path]) {
         child.kill().expect("it runs");
         child.wait().expect("it ends");
         end_all(folders);
     }
 
-    fn end_all(folders: &[&Path]) {
+    pub(crate) fn end_all(folders: &[&Path]) {
         for folder in folders {
             while fs::remove_dir(folder)
                 .is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
@@ -800,6 +832,10 @@ mod tests {
             ("/s.slice/a\nb", Err("control characters")),
             ("/s.slice/a\u{1b}[2J", Err("control characters")),
             ("/s.slice/a\0b", Err("control characters")),
+            ("/s.slice/a\u{202e}b", Err("not seen")),
+            ("/s.slice/a\u{200b}", Err("not seen")),
+            ("/s.slice/a\u{2028}b", Err("not seen")),
+            ("/s.slice/Bu\u{308}ro", Ok("/s.slice/Bu\u{308}ro")),
             (
                 &format!("/{}", "x".repeat(LONGEST)),
                 Err("no control group"),

@@ -44,6 +44,7 @@ mod sync;
 mod sysfs;
 mod task;
 mod threads;
+mod unseen;
 mod watchdog;
 mod words;
 

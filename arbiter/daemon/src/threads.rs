@@ -20,8 +20,9 @@ use crate::task::{Life, TICK};
 
 /// `PIDFD_THREAD` of `<linux/pidfd.h>`.
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
-/// Of the descriptors for threads a user has one part in so many at most.
-const SHARE_OF_USER: usize = 4;
+/// Of the descriptors for threads a user has one part in so many at most, and so of those for
+/// control groups.
+pub(crate) const SHARE_OF_USER: usize = 4;
 /// Most threads without a descriptor that are looked at in one go.
 const LOOKS_AT: usize = 256;
 /// Most ends that are taken from the kernel at once.

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::budget::CpuSet;
 use crate::budget::file::{self, FileError};
 use crate::task::is_none;
+use crate::unseen::is_unseen;
 
 /// Somebody who holds counters, or may.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum Holder {
         ancestors: Vec<u32>,
         /// Its real user.
         uid: u32,
-        /// Its name; control characters are replaced.
+        /// Its name; characters that are not seen are replaced.
         comm: String,
         /// Descriptors of perf events. The kernel says no more of them: an event may be of
         /// software, wait, or count on each CPU.
@@ -122,7 +123,7 @@ fn process(folder: &Path, pid: u32) -> io::Result<Option<Holder>> {
         uid: uid.ok_or(io::ErrorKind::InvalidData)?,
         comm: text("comm")?
             .trim_end_matches('\n')
-            .replace(char::is_control, "\u{fffd}"),
+            .replace(is_unseen, "\u{fffd}"),
         events,
         msr_cpus: msr_cpus.into_iter().collect(),
     }))

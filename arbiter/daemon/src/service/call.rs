@@ -16,6 +16,7 @@ use crate::convert;
 use crate::groups::{Job, absolute};
 use crate::peer::Client;
 use crate::task::Ids;
+use crate::unseen::is_unseen;
 
 /// Most bytes of a label.
 const MOST_LABEL: usize = 128;
@@ -313,9 +314,10 @@ pub(crate) fn owner(
     };
     let tenant = tenant.ok_or_else(|| no_tenant(arbiter, client))?;
     let mut label = request.label.clone().unwrap_or_default();
-    if label.len() > MOST_LABEL || label.chars().any(char::is_control) {
+    if label.len() > MOST_LABEL || label.chars().any(is_unseen) {
         return Err(Denial::wrong(format!(
-            "the label is of {MOST_LABEL} bytes at most, without control characters"
+            "the label is of {MOST_LABEL} bytes at most, without control characters and others \
+             that are not seen"
         )));
     }
     label.shrink_to_fit();
