@@ -523,7 +523,7 @@ fn is_removed(error: Errno) -> bool {
 
 /// What a `cgroup.events` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct GroupSeen {
     pub(crate) state: GroupState,
     /// All that is there stands still, by `cgroup.freeze`.
     pub(crate) frozen: bool,
@@ -537,13 +537,13 @@ pub(crate) fn has_news(events: &File) -> bool {
 }
 
 /// What the `cgroup.events` of a group says. What is read is not news any more.
-pub(crate) fn seen_of(events: &File) -> rustix::io::Result<Seen> {
+pub(crate) fn seen_of(events: &File) -> rustix::io::Result<GroupSeen> {
     let mut text = [0; 256];
     let length = match events.read_at(&mut text, 0) {
         Ok(length) => length,
         Err(error) => {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            let gone = Seen {
+            let gone = GroupSeen {
                 state: GroupState::Gone,
                 frozen: false,
             };
@@ -561,7 +561,7 @@ pub(crate) fn seen_of(events: &File) -> rustix::io::Result<Seen> {
     };
     // Kernels before 5.2 freeze none.
     let frozen = value(b"frozen ") == Some(b"1");
-    Ok(Seen { state, frozen })
+    Ok(GroupSeen { state, frozen })
 }
 
 impl NamedGroup {

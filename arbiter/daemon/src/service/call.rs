@@ -349,20 +349,8 @@ pub(super) fn owner_or_job(
         (Some(uid), Some(gid)) => (uid, gid),
         _ => return Err(Denial::wrong("for_uid and for_gid: name both, or neither")),
     };
-    let asks = asker(config, calling).ok_or_else(|| {
-        let why = match by_name(config, calling, path.as_deref()) {
-            Some(_) => {
-                "the policy lets this user ask for that control group in its own name \
-                 (for-cgroups), and in nobody else's; leave out for_uid and for_gid, or the \
-                 operator can allow it (for-others = true)"
-            }
-            None => {
-                "the policy lets none of this user's tenants ask for others; the operator can \
-                 allow it (for-others = true)"
-            }
-        };
-        Denial::from(wire::Refusal::of(Reason::Foreign, why))
-    })?;
+    let asks = asker(config, calling);
+    let asks = asks.ok_or_else(|| not_for_others(by_name(config, calling, path.as_deref())))?;
     let here = |name, ids, number| {
         let here = calling.client.number_here(ids, number);
         here.map_err(|why| Denial::wrong(format!("{name} {number}: {why}")))
@@ -406,6 +394,23 @@ pub(super) fn owner_or_job(
         ..owner(arbiter, &job, request)?
     };
     Ok((owner, Job::Others { uid, gid }))
+}
+
+/// The refusal of who may ask in nobody else's place. `by_name`: who of it may ask for this control
+/// group in its own name.
+fn not_for_others(by_name: Option<TenantId>) -> Denial {
+    let why = match by_name {
+        Some(_) => {
+            "the policy lets this user ask for that control group in its own name (for-cgroups), \
+             and in nobody else's; leave out for_uid and for_gid, or the operator can allow it \
+             (for-others = true)"
+        }
+        None => {
+            "the policy lets none of this user's tenants ask for others; the operator can allow it \
+             (for-others = true)"
+        }
+    };
+    Denial::from(wire::Refusal::of(Reason::Foreign, why))
 }
 
 /// The same, for whom who calls may ask in its own name: for itself, or for whoever runs in
