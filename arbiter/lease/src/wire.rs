@@ -106,7 +106,7 @@ messages! {
         tenant: String,
         /// The user who asked.
         uid: u32,
-        /// The process that asked.
+        /// The process that asked. It has ended, where the lease is a control group's.
         pid: u32,
         /// A name for people.
         label: String,

@@ -626,6 +626,54 @@ fn a_group_is_leased_for_others_by_a_right_of_its_own() {
 }
 
 /// Who runs in a unit's group is none of those who may ask for it, which they may by its name.
+/// Whose it is, and of which group; nothing of a process that has ended since.
+#[test]
+fn which_group_a_lease_is_for_is_shown_to_people_and_programs() {
+    let Some(mut slice) = Slice::new("which_group_a_lease_is_for") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    let number = fs::metadata(slice.folder.join("job")).expect("it is there");
+    let number = std::os::unix::fs::MetadataExt::ino(&number);
+    let words = ["lease", "--cgroup", &job, "--counters", "3"];
+    let for_job = ["--for-user", "65534", "--for-group", "65534"];
+    let asked = umpire(&daemon, &[&words[..], &for_job].concat());
+    assert!(asked.status.success(), "{asked:?}");
+    let within = slice.make("/job/step");
+    slice.run("/job/step");
+    granted(&daemon, &within, 2);
+    let printed = |words: &[&str]| {
+        let output = umpire(&daemon, words);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    for text in [printed(&["leases"]), printed(&["who"])] {
+        let group = format!("control group {job}, asked for by user 0 of 'prolog'");
+        let line = text.lines().find(|line| line.contains(&group));
+        let line = line.unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            line.contains("user 65534") && !line.contains("process"),
+            "{line}"
+        );
+        let inner = format!("control group {within}; out of lease 1,");
+        assert!(text.contains(&inner), "{text}");
+    }
+    let (leases, who) = (printed(&["leases", "-j"]), printed(&["who", "-j"]));
+    crate::golden::schemas::valid("leases", &leases);
+    crate::golden::schemas::valid("who", &who);
+    let expected = serde_json::json!({
+        "lease": 1, "uid": 65534, "path": job, "number": number, "by_tenant": "prolog", "by_uid": 0
+    });
+    let first = leases.lines().next().unwrap_or_default();
+    let first: serde_json::Value = serde_json::from_str(first).expect("JSON");
+    assert_eq!(first["group"], expected);
+    let who: serde_json::Value = serde_json::from_str(&who).expect("JSON");
+    assert_eq!(who["groups"][0], expected);
+    assert_eq!(who["groups"][1]["path"], within);
+    assert_eq!(who["places"][0]["leases"][1]["within"], 1);
+}
+
 #[test]
 fn a_rule_has_the_names_of_groups_that_are_leased() {
     let Some(mut slice) = Slice::new("a_rule_has_the_names_of_groups") else {

@@ -4,13 +4,14 @@
 mod hold;
 mod text;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use serde::Serialize;
 use umpire_lease::{
-    Arbiter, CallError, ExplainIn, ExplainOut, GroupsOut, Lease, LeaseScope, NoReply, PardonIn,
-    Place, Request, RevokeIn, RevokeOut, WhoIn, WhoOut,
+    Arbiter, CallError, ExplainIn, ExplainOut, GroupsOut, Lease, LeaseScope, LeasedGroup, NoReply,
+    PardonIn, Place, Request, RevokeIn, RevokeOut, WhoIn, WhoOut,
 };
 
 pub use hold::{HoldOptions, hold, pass_time};
@@ -63,6 +64,40 @@ fn print<T: Serialize>(
     }
 }
 
+/// A lease as `umpire leases -j` has it.
+#[derive(Debug, Serialize)]
+struct ListedLease<'a> {
+    #[serde(flatten)]
+    lease: &'a Lease,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a LeasedGroup>,
+}
+
+/// What `umpire who -j` prints.
+#[derive(Debug, Serialize)]
+struct ShownWho<'a> {
+    #[serde(flatten)]
+    answer: &'a WhoOut,
+    /// Once each: a lease is shown on all of its CPUs.
+    groups: &'a [LeasedGroup],
+}
+
+/// The control groups of those of these leases that are for one, as far as the caller may know
+/// them. Where none is, nobody is asked.
+fn groups_of<'a>(
+    arbiter: &mut Arbiter,
+    leases: impl Iterator<Item = &'a Lease>,
+) -> Result<Vec<LeasedGroup>, ToolError> {
+    let for_groups = leases.filter(|lease| lease.scope == LeaseScope::Cgroup);
+    let shown: BTreeSet<u64> = for_groups.map(|lease| lease.id).collect();
+    if shown.is_empty() {
+        return Ok(Vec::new());
+    }
+    let GroupsOut { mut groups } = arbiter.call("Groups", &NoReply {})?;
+    groups.retain(|group| shown.contains(&group.lease));
+    Ok(groups)
+}
+
 /// `umpire leases`: who holds a lease, or waits for one.
 ///
 /// # Errors
@@ -70,15 +105,16 @@ fn print<T: Serialize>(
 pub fn leases(options: &HostOptions, out: &mut dyn Write) -> Result<(), ToolError> {
     let mut arbiter = options.connect()?;
     let leases = arbiter.leases()?;
-    let is_groups = |lease: &Lease| lease.scope == LeaseScope::Cgroup;
-    let groups = if options.json || !leases.iter().any(is_groups) {
-        Vec::new()
-    } else {
-        let GroupsOut { groups } = arbiter.call("Groups", &NoReply {})?;
-        groups
-    };
-    print(&leases, options.json, out, |out| {
-        text::leases(&leases, &groups, out)
+    let groups = groups_of(&mut arbiter, leases.iter())?;
+    let by_lease: BTreeMap<u64, &LeasedGroup> =
+        groups.iter().map(|group| (group.lease, group)).collect();
+    let listed = leases.iter().map(|lease| ListedLease {
+        lease,
+        group: by_lease.get(&lease.id).copied(),
+    });
+    let listed: Vec<ListedLease<'_>> = listed.collect();
+    print(&listed, options.json, out, |out| {
+        text::leases(&leases, &by_lease, out)
     })
 }
 
@@ -119,10 +155,11 @@ pub fn who(
     out: &mut dyn Write,
 ) -> Result<(), ToolError> {
     let cpu = name.and_then(|name| name.parse().ok());
+    let mut arbiter = options.connect()?;
     let WhoOut {
         mut places,
         outsiders,
-    } = options.connect()?.call("Who", &WhoIn { cpu })?;
+    } = arbiter.call("Who", &WhoIn { cpu })?;
     if let Some(name) = name.filter(|_| cpu.is_none()) {
         let is_named = |lease: &Lease| lease.label == name || lease.tenant == name;
         for place in &mut places {
@@ -136,9 +173,15 @@ pub fn who(
             )));
         }
     }
+    let shown = places.iter().flat_map(|place| &place.leases);
+    let groups = groups_of(&mut arbiter, shown)?;
     let answer = WhoOut { places, outsiders };
-    print(std::slice::from_ref(&answer), options.json, out, |out| {
-        text::places(&answer, out)
+    let shown = ShownWho {
+        answer: &answer,
+        groups: &groups,
+    };
+    print(std::slice::from_ref(&shown), options.json, out, |out| {
+        text::places(&answer, &groups, out)
     })
 }
 

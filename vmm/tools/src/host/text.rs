@@ -47,20 +47,21 @@ pub(super) fn counters(counters: &[Counters]) -> String {
 fn name(lease: &Lease) -> String {
     match lease.label.as_str() {
         "" if lease.pid == 0 => "another user's".to_owned(),
-        "" => format!("process {}", lease.pid),
+        "" => whose(lease),
         label => label.to_owned(),
     }
 }
 
-/// The process of a lease; the arbiter tells it to root, to operators, and to its own user.
+/// The process that holds a lease; the arbiter tells it to root, to operators, and to its own user.
+/// One of a control group is held by none: who asked for it has ended by now.
 fn process(lease: &Lease) -> String {
-    match lease.pid {
-        0 => "-".to_owned(),
-        pid => pid.to_string(),
+    match (&lease.scope, lease.pid) {
+        (LeaseScope::Cgroup, _) | (_, 0) => "-".to_owned(),
+        (_, pid) => pid.to_string(),
     }
 }
 
-/// Whose it is, in a word. One of a control group is the group's: who asked for it has ended by now.
+/// Whose it is, in a word.
 fn whose(lease: &Lease) -> String {
     match (&lease.scope, lease.uid) {
         (LeaseScope::Cgroup, u32::MAX) => "user -".to_owned(),
@@ -119,24 +120,35 @@ pub(super) fn out_of(lease: &Lease) -> String {
 
 /// Which control group it is for, and who asked, if that was not its owner.
 fn of_group(group: &LeasedGroup) -> String {
+    let path = &group.path;
     match (&group.by_tenant, group.by_uid) {
         (Some(tenant), Some(uid)) => {
-            format!("{}, asked for by user {uid} of '{tenant}'", group.path)
+            format!("control group {path}, asked for by user {uid} of '{tenant}'")
         }
-        _ => group.path.clone(),
+        _ => format!("control group {path}"),
     }
+}
+
+/// All that is to be said of a lease besides its figures.
+fn notes(lease: &Lease, group: Option<&LeasedGroup>) -> String {
+    let parts = [
+        group.map(of_group).unwrap_or_default(),
+        out_of(lease),
+        remarks(lease),
+    ];
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join("; ")
 }
 
 pub(super) fn leases(
     leases: &[Lease],
-    groups: &[LeasedGroup],
+    groups: &BTreeMap<u64, &LeasedGroup>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     if leases.is_empty() {
         return writeln!(out, "nobody holds a lease");
     }
     let row = |lease: &Lease| {
-        let group = groups.iter().find(|group| group.lease == lease.id);
         vec![
             lease.id.to_string(),
             lease.tenant.clone(),
@@ -149,15 +161,7 @@ pub(super) fn leases(
             rank(lease),
             lease.held_ms.map(time).unwrap_or_default(),
             lease.left_ms.map_or_else(|| "-".to_owned(), time),
-            [
-                group.map(of_group).unwrap_or_default(),
-                out_of(lease),
-                remarks(lease),
-            ]
-            .into_iter()
-            .filter(|remark| !remark.is_empty())
-            .collect::<Vec<_>>()
-            .join("; "),
+            notes(lease, groups.get(&lease.id).copied()),
         ]
     };
     let heads = [
@@ -167,7 +171,13 @@ pub(super) fn leases(
     indented(&heads, leases.iter().map(row).collect(), out)
 }
 
-pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn places(
+    answer: &WhoOut,
+    groups: &[LeasedGroup],
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let groups: BTreeMap<u64, &LeasedGroup> =
+        groups.iter().map(|group| (group.lease, group)).collect();
     for place in &answer.places {
         write!(
             out,
@@ -199,7 +209,7 @@ pub(super) fn places(answer: &WhoOut, out: &mut dyn Write) -> io::Result<()> {
                 },
                 lease.held_ms.map(time).unwrap_or_default(),
                 lease.left_ms.map_or_else(|| "-".to_owned(), time),
-                remarks(lease),
+                notes(lease, groups.get(&lease.id).copied()),
             ]
         };
         if place.leases.is_empty() {
@@ -263,7 +273,7 @@ pub(super) fn explained(answer: &ExplainOut, out: &mut dyn Write) -> io::Result<
     if let Some(why) = &answer.why {
         writeln!(out, "Why: {}", why.message)?;
         if !why.held_by.is_empty() {
-            leases(&why.held_by, &[], out)?;
+            leases(&why.held_by, &BTreeMap::new(), out)?;
         }
     }
     for event in &answer.events {
@@ -280,43 +290,78 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_groups_lease_is_its_users_and_not_the_process_that_asked() {
-        let lease = |id, scope, uid, label: &str| Lease {
+    fn lease(id: u64, scope: LeaseScope, uid: u32, label: &str) -> Lease {
+        Lease {
             id,
             scope,
             uid,
             pid: if uid == u32::MAX { 0 } else { 4711 },
             label: label.to_owned(),
             ..Lease::default()
+        }
+    }
+
+    /// What is printed, and by `who` and `leases` alike: lease, words that its line has, and one
+    /// that it has not.
+    #[test]
+    fn a_groups_lease_is_its_users_and_not_the_process_that_asked() {
+        let all = vec![
+            lease(1, LeaseScope::Cgroup, 1000, "slurm 12.0"),
+            lease(2, LeaseScope::Cpu, 1000, "perf"),
+            lease(3, LeaseScope::Cgroup, u32::MAX, ""),
+            lease(4, LeaseScope::Cgroup, 1000, ""),
+            Lease {
+                within: Some(1),
+                ..lease(5, LeaseScope::Part, 1000, "step")
+            },
+        ];
+        let group = |lease, path: &str, by: Option<u32>| LeasedGroup {
+            lease,
+            path: path.to_owned(),
+            by_uid: by,
+            by_tenant: by.map(|_| "prolog".to_owned()),
+            ..LeasedGroup::default()
         };
+        let groups = [
+            group(1, "/slurm/job_12", Some(7)),
+            group(4, "/web.service", None),
+        ];
         let place = Place {
             pmu: "cpu".to_owned(),
             cpus: "0".to_owned(),
-            leases: vec![
-                lease(1, LeaseScope::Cgroup, 1000, "slurm 12.0"),
-                lease(2, LeaseScope::Cpu, 1000, "perf"),
-                lease(3, LeaseScope::Cgroup, u32::MAX, ""),
-            ],
+            leases: all.clone(),
             ..Place::default()
         };
         let answer = WhoOut {
             places: vec![place],
             outsiders: Vec::new(),
         };
-        let mut out = Vec::new();
-        places(&answer, &mut out).expect("memory");
-        let text = String::from_utf8(out).expect("text");
-        for (number, words, others) in [
-            (1, ["slurm 12.0", " user 1000 "], "4711"),
-            (2, ["perf", " process 4711 "], "user"),
-            (3, ["", " user - "], "4294967295"),
+        let (mut who, mut listed) = (Vec::new(), Vec::new());
+        places(&answer, &groups, &mut who).expect("memory");
+        let by_lease = groups.iter().map(|group| (group.lease, group)).collect();
+        leases(&all, &by_lease, &mut listed).expect("memory");
+        let [who, listed] = [who, listed].map(|out| String::from_utf8(out).expect("text"));
+        let asked = "control group /slurm/job_12, asked for by user 7 of 'prolog'";
+        for (number, of_both, of_who, others) in [
+            (1, &["slurm 12.0", asked][..], " user 1000 ", "4711"),
+            (2, &["perf", "4711"], " process 4711 ", "user"),
+            (3, &["another user's"], " user - ", "4294967295"),
+            (
+                4,
+                &[" user 1000 ", "control group /web.service"],
+                "",
+                "4711",
+            ),
+            (5, &["step", "out of lease 1,"], " process 4711 ", "asked"),
         ] {
-            let number = format!("lease {number} ");
-            let line = text.lines().find(|line| line.contains(&number));
-            let line = line.unwrap_or_else(|| panic!("{text}"));
-            assert!(words.iter().all(|word| line.contains(word)), "{line}");
-            assert!(!line.contains(others), "{line}");
+            let in_who = format!(" lease {number} ");
+            let in_list = format!("  {number} ");
+            for (text, number, own) in [(&who, in_who, of_who), (&listed, in_list, "")] {
+                let line = text.lines().find(|line| line.contains(&number));
+                let line = line.unwrap_or_else(|| panic!("{text}"));
+                assert!(of_both.iter().all(|word| line.contains(word)), "{line}");
+                assert!(line.contains(own) && !line.contains(others), "{line}");
+            }
         }
     }
 
