@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use cgroups::CgroupRule;
 pub use cgroups::hierarchies;
+pub(crate) use cgroups::without_mount;
 
 use crate::audit::AuditConfig;
 use crate::scrape::MetricsAddress;

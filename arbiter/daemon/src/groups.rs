@@ -19,7 +19,7 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, open
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::config::hierarchies;
+use crate::config::{hierarchies, without_mount};
 use crate::task::{self, Life, Task, Text};
 use crate::unseen::is_unseen;
 
@@ -69,7 +69,10 @@ pub(crate) enum NoGroup {
     Path(String, &'static str),
     #[error("cgroup '{0}': that is everything; ask with scope cpu")]
     Root(String),
-    #[error("cgroup '{0}' is not there; make it first")]
+    #[error(
+        "cgroup '{0}' is not there; {hint}",
+        hint = without_mount(.0).unwrap_or_else(|| "make it first".to_owned())
+    )]
     NotThere(String),
     #[error("cgroup '{0}' is no control group of version 2")]
     NotV2(String),

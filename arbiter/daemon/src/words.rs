@@ -273,3 +273,67 @@ pub(crate) fn demand(arbiter: &HostArbiter, demand: &Demand) -> umpire_lease::Co
         ..umpire_lease::Counters::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use arbiter_host::LeaseId;
+
+    use super::*;
+
+    /// Whether a lease may lose counters for this because of control groups: what is new is to be
+    /// decided here.
+    fn is_of_groups(cause: Cause) -> bool {
+        match cause {
+            Cause::GroupEmpty | Cause::NobodyCame | Cause::AboveEnded | Cause::MovedAway => true,
+            Cause::Granted
+            | Cause::Preempted { .. }
+            | Cause::Revoked { .. }
+            | Cause::Expired
+            | Cause::Released
+            | Cause::HolderGone
+            | Cause::ThreadsEnded
+            | Cause::TimedOut
+            | Cause::Unclaimed
+            | Cause::Barred => false,
+        }
+    }
+
+    /// The dashboard's panel of what is lost with control groups has all reasons of these, and no
+    /// others.
+    #[test]
+    fn the_dashboard_has_each_reason_of_control_groups() {
+        let all = [
+            Cause::Granted,
+            Cause::Preempted { by: LeaseId(1) },
+            Cause::Revoked { by: 0 },
+            Cause::Expired,
+            Cause::Released,
+            Cause::HolderGone,
+            Cause::ThreadsEnded,
+            Cause::GroupEmpty,
+            Cause::NobodyCame,
+            Cause::AboveEnded,
+            Cause::MovedAway,
+            Cause::TimedOut,
+            Cause::Unclaimed,
+            Cause::Barred,
+        ];
+        let of_groups = all.into_iter().filter(|cause| is_of_groups(*cause));
+        let expected: BTreeSet<String> =
+            of_groups.map(|cause| cause.reason().to_string()).collect();
+        let dashboard = include_str!("../../../docs/grafana-arbiter.json");
+        let queries: Vec<&str> = dashboard
+            .split(r#"reason=~\""#)
+            .skip(1)
+            .filter_map(|rest| rest.split('\\').next())
+            .filter(|query| query.contains("group-empty"))
+            .collect();
+        let [query] = queries[..] else {
+            panic!("one panel has them: {queries:?}")
+        };
+        let shown: BTreeSet<String> = query.split('|').map(str::to_owned).collect();
+        assert_eq!(shown, expected);
+    }
+}

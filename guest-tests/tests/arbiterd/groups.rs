@@ -674,6 +674,99 @@ fn which_group_a_lease_is_for_is_shown_to_people_and_programs() {
     assert_eq!(who["places"][0]["leases"][1]["within"], 1);
 }
 
+/// A path is not where the hierarchy is mounted, and an empty group is not left to wait in silence.
+#[test]
+fn what_was_meant_by_a_path_and_that_nobody_came_yet_is_said() {
+    let Some(mut slice) = Slice::new("what_was_meant_by_a_path") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    let job = slice.make("/job");
+    for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        let (_, message) = lease(&daemon, &request(&format!("{mount}{job}"), 1))
+            .expect_err("it is no group's path");
+        assert!(message.contains(&format!("mounted: '{job}'")), "{message}");
+    }
+    for is_empty in [true, false] {
+        if !is_empty {
+            slice.run("/job");
+        }
+        let asked = umpire(&daemon, &["lease", "--cgroup", &job]);
+        let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+        assert!(asked.status.success(), "{said}");
+        assert_eq!(said.contains("arrive-ms"), is_empty, "{said}");
+    }
+}
+
+/// The `umpire lease` of an example's unit, for a group of the test's own.
+fn of_unit(name: &str, daemon: &Daemon, group: &str) -> Output {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples");
+    let unit = fs::read_to_string(folder.join(name)).expect("an example");
+    let mut lines = unit.lines();
+    let line = lines.find_map(|line| line.strip_prefix("ExecStartPost="));
+    let line = line.expect("it asks when it has started");
+    let mut words = line.trim_start_matches(['-', '+']).split(' ');
+    assert_eq!(words.next(), Some("/usr/bin/umpire"), "{name}");
+    let mut words: Vec<&str> = words.collect();
+    let path = words.iter().position(|word| *word == "--cgroup");
+    words[path.expect("of a group") + 1] = group;
+    umpire(daemon, &words)
+}
+
+#[test]
+fn the_units_of_the_examples_lease_what_they_say() {
+    let Some(mut slice) = Slice::new("the_units_of_the_examples") else {
+        return;
+    };
+    let daemon = daemon(POLICY);
+    for name in ["umpire-counters.conf", "web-shop.service"] {
+        let unit = slice.make("/unit");
+        let run = slice.run("/unit");
+        let asked = of_unit(name, &daemon, &unit);
+        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+        assert!(asked.status.success(), "{asked:?}");
+        assert!(said.contains("2 of 2 counters"), "{said}");
+        slice.kill(run);
+        until_there(&daemon, &[]);
+        slice.remove("/unit");
+    }
+    // What sleeps in the slice of VMs keeps it, before the first of them and after the last.
+    let machines = slice.make("/machine");
+    slice.make("/machine/keeper");
+    slice.make("/machine/vm");
+    let keeper = slice.run("/machine/keeper");
+    let asked = of_unit("machine-counters.service", &daemon, &machines);
+    assert!(asked.status.success(), "{asked:?}");
+    let all = there(&daemon);
+    let words = ["lease", "--counters", "3", "--", "true"];
+    let (done, said) = ended(in_group(&slice, "/machine/vm", &daemon, &words));
+    let out_of = format!("out of lease {}", all[0]);
+    assert!(done && said.contains(&out_of), "{said}");
+    // It would have ended by now, had nobody come.
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    until_there(&daemon, &all);
+    slice.kill(keeper);
+    until_there(&daemon, &[]);
+}
+
+/// In C: root's job can be named, and what is taken out of a group's lease says so.
+#[test]
+fn a_program_in_c_names_roots_job_and_has_parts_of_it() {
+    let Some(slice) = Slice::new("a_program_in_c_names_roots_job") else {
+        return;
+    };
+    let daemon = daemon(&format!("{POLICY}cgroups = ['/umpire-test-*']\n"));
+    let job = slice.make("/job");
+    let program = super::c_library::command(&daemon, "within");
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+    command.arg(slice.folder.join("job/cgroup.procs"));
+    command.arg(program.get_program()).args(program.get_args());
+    command.arg(&job).env("UMPIRE_ARBITER", daemon.socket());
+    let output = command.output().expect("sh starts");
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[test]
 fn a_rule_has_the_names_of_groups_that_are_leased() {
     let Some(mut slice) = Slice::new("a_rule_has_the_names_of_groups") else {

@@ -163,6 +163,34 @@ static void perf(const char *cgroup, const char *thread)
 	umpire_lease_free(lease);
 }
 
+/* Root's job, for which somebody else asks; and in it a part of what it has, by itself and by
+ * name, and whole CPUs. */
+static void within(const char *cgroup)
+{
+	const uint32_t scopes[] = { 0, UMPIRE_LEASE_SCOPE_PART, UMPIRE_LEASE_SCOPE_CPU };
+	struct umpire_lease_terms terms = counters(3);
+	umpire_lease *lease;
+	uint64_t id;
+	size_t i;
+
+	terms.cgroup = cgroup;
+	terms.cpus = NULL;
+	terms.flags = UMPIRE_LEASE_FOR_OTHERS;
+	lease = umpire_lease_acquire(NULL, &terms);
+	assert(lease != NULL);
+	id = state_of(lease).id;
+	assert(state_of(lease).within == 0);
+	umpire_lease_free(lease);
+	for (i = 0; i < sizeof scopes / sizeof *scopes; i++) {
+		terms = counters(1);
+		terms.scope = scopes[i];
+		lease = umpire_lease_acquire(NULL, &terms);
+		assert(lease != NULL);
+		assert(state_of(lease).within == (terms.scope == UMPIRE_LEASE_SCOPE_CPU ? 0 : id));
+		umpire_lease_free(lease);
+	}
+}
+
 static void wrong(void)
 {
 	struct umpire_lease_terms terms = counters(1);
@@ -208,6 +236,18 @@ static void wrong(void)
 	REFUSED(EINVAL, "cgroup");
 	terms.for_uid = 1;
 	REFUSED(EPERM, "for-others");
+	terms.flags = UMPIRE_LEASE_FOR_OTHERS;
+	REFUSED(EPERM, "for-others");
+	terms.scope = 5;
+	REFUSED(EINVAL, "scope 5");
+	terms.reserved2 = 1;
+	REFUSED(EINVAL, "reserved");
+	terms.scope = UMPIRE_LEASE_SCOPE_THREAD;
+	REFUSED(EINVAL, "thread");
+	terms.scope = UMPIRE_LEASE_SCOPE_CGROUP;
+	REFUSED(EINVAL, "cgroup");
+	terms.scope = UMPIRE_LEASE_SCOPE_PART;
+	REFUSED(EINVAL, "group");
 	assert(umpire_lease_acquire(NULL, NULL) == NULL && errno == EINVAL);
 	assert(umpire_lease_acquire("/nowhere", &terms) == NULL && errno == ENOENT);
 	assert(strstr(umpire_lease_error(), "umpire arbiterd") != NULL);
@@ -274,6 +314,8 @@ int main(int argc, char **argv)
 		events();
 	else if (strcmp(test, "perf") == 0 && argc == 4)
 		perf(argv[2], argv[3]);
+	else if (strcmp(test, "within") == 0 && argc == 3)
+		within(argv[2]);
 	else if (strcmp(test, "wrong") == 0)
 		wrong();
 	else if (strcmp(test, "restart") == 0)

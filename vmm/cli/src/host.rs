@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use arbiter_host::{BootTime, CpuSet, HostArbiter, Owner, TenantId};
 use umpire_arbiterd::budget::{self, Follows, Handed, HandedEvent, NotMeasured, Rings};
-use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError};
+use umpire_arbiterd::{ArbiterConfig, Arbiterd, PmuConfig, ServeError, hierarchies};
 use umpire_lease::{Counters, LeaseScope, Request};
 use umpire_tools::host::{self, HoldOptions, HostOptions};
 use vmm::config::BudgetChoice;
@@ -353,6 +353,13 @@ pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
         };
         let options = options(&flags.arbiter, false);
         host::lease_group(&options, &request, &mut io::stdout().lock())?;
+        if flags.cgroup.as_deref().is_some_and(is_empty_group) {
+            eprintln!(
+                "umpire: nothing runs in that control group yet: the lease ends unless something \
+                 comes to run there within the arbiter's arrive-ms (10 s, if its configuration \
+                 says no other time)"
+            );
+        }
         return Ok(0);
     }
     let options = HoldOptions {
@@ -362,6 +369,22 @@ pub fn lease(flags: &LeaseFlags) -> Result<u8, UserError> {
         command: command.to_vec(),
     };
     Ok(host::hold(&options, &mut io::stderr())?)
+}
+
+/// Whether nothing runs in a control group, as far as it is seen from here.
+fn is_empty_group(path: &str) -> bool {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+    let from = if path.starts_with('/') {
+        "/"
+    } else {
+        own.unwrap_or("/")
+    };
+    let below = Path::new(from.trim_start_matches('/')).join(path.trim_start_matches('/'));
+    let tops = hierarchies(Path::new("/")).unwrap_or_default();
+    let events = |top: &PathBuf| std::fs::read_to_string(top.join(&below).join("cgroup.events"));
+    let mut seen = tops.iter().filter_map(|top| events(top).ok());
+    seen.any(|events| events.lines().any(|line| line == "populated 0"))
 }
 
 /// `umpire hog`.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// No name in the kernel's folders is longer.
 const LONGEST_NAME: usize = 255;
-/// Where systemd mounts the hierarchy, which is no part of a path in it.
-const USUAL_MOUNT: &str = "/sys/fs/cgroup";
+/// Where the hierarchy is mounted beside those of version 1, and where it is alone.
+const USUAL_MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
 /// One path, or many.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,14 +83,13 @@ impl CgroupRule {
 
     /// What may have been meant.
     pub(crate) fn hint(&self) -> String {
-        let below = self.path.strip_prefix(USUAL_MOUNT);
         if let Some(escaped) = &self.escaped {
             format!(
                 "TOML reads escapes in \"…\"; a name with a backslash is written in single quotes: \
                  '{escaped}'"
             )
-        } else if let Some(path) = below.filter(|path| path.starts_with('/')) {
-            format!("leave out where the hierarchy is mounted: '{path}'")
+        } else if let Some(hint) = without_mount(&self.path) {
+            hint
         } else if !self.path.starts_with('/') && !self.path.is_empty() {
             format!(
                 "write '/{}', as /proc/PID/cgroup has it behind '0::'",
@@ -116,6 +115,18 @@ impl CgroupRule {
         }
         Ok(false)
     }
+}
+
+/// What is meant by a path that begins where the hierarchy is mounted, which is no part of a path
+/// in it. `None`: it does not begin there.
+pub(crate) fn without_mount(path: &str) -> Option<String> {
+    let mut below = USUAL_MOUNTS
+        .iter()
+        .filter_map(|mount| path.strip_prefix(mount));
+    let path = below.find(|path| path.starts_with('/'))?;
+    Some(format!(
+        "leave out where the hierarchy is mounted: '{path}'"
+    ))
 }
 
 fn is_below(folder: &Path, names: &[&[u8]]) -> io::Result<bool> {
@@ -269,6 +280,12 @@ mod tests {
                 "'/machine.slice/blue'",
             ),
             ("/sys/fs/cgroup/a", "'/sys/fs/cgroup/a'", false, "'/a'"),
+            (
+                "/sys/fs/cgroup/unified/a",
+                "'/sys/fs/cgroup/unified/a'",
+                false,
+                "'/a'",
+            ),
             ("/a-b", r#""/a\x2db""#, false, r"'/a\x2db'"),
             ("/a-b", r#""/a\u002db""#, false, r"'/a\u002db'"),
             (r"/a\x2db", r#""/a\\x2db""#, false, "0::"),

@@ -34,6 +34,14 @@ typedef struct umpire_lease umpire_lease;
 
 #define UMPIRE_LEASE_BEST_EFFORT 0x1 /* Flag: guaranteed leases may take its counters. */
 #define UMPIRE_LEASE_PREEMPTIBLE 0x2 /* Flag: leases of higher priority may. */
+#define UMPIRE_LEASE_FOR_OTHERS 0x4 /* Flag: for_uid and for_gid are meant though both are 0. */
+
+/* For whom a lease is. */
+#define UMPIRE_LEASE_SCOPE_CPU 1 /* whatever runs on the CPUs */
+#define UMPIRE_LEASE_SCOPE_THREAD 2 /* `threads` */
+#define UMPIRE_LEASE_SCOPE_CGROUP 3 /* `cgroup` */
+#define UMPIRE_LEASE_SCOPE_PART 4 /* what the caller runs in the control group that it is in, out
+				   * of the lease that this one has */
 
 /*
  * What is asked for. Set everything to 0 and `size` to sizeof(struct umpire_lease_terms):
@@ -50,7 +58,7 @@ struct umpire_lease_terms {
 	const char *cpus;	/* as the kernel writes them, "0,2-3"; NULL: all, or those of
 				 * the lease of the control group that the caller is in */
 	const uint32_t *threads;	/* the caller's own: counters while one of them runs; */
-	size_t thread_count;		/* without any: for whatever runs on the CPUs */
+	size_t thread_count;		/* without any: as `scope` says */
 	uint32_t at_least;	/* be content with so many counters; 0: all or nothing */
 	uint32_t flags;		/* UMPIRE_LEASE_... */
 	uint32_t priority;	/* 0 to 255: more is more */
@@ -64,7 +72,12 @@ struct umpire_lease_terms {
 				 * first '/'. It keeps the lease when this is freed, and ends
 				 * with what runs there; NULL: none */
 	uint32_t for_uid;	/* whose the group is, */
-	uint32_t for_gid;	/* if not the caller's; both 0: the caller's */
+	uint32_t for_gid;	/* if not the caller's; both 0: the caller's, or root's with
+				 * UMPIRE_LEASE_FOR_OTHERS */
+	uint32_t scope;		/* UMPIRE_LEASE_SCOPE_...; 0: `cgroup` or `threads` if there are
+				 * any, else a part of what the caller's control group has, and
+				 * for whatever runs on the CPUs if that has nothing */
+	uint32_t reserved2;	/* 0 */
 };
 
 #define UMPIRE_LEASE_NO_TIME UINT64_MAX /* There is no such time. */
@@ -80,6 +93,7 @@ struct umpire_lease_state {
 	uint64_t broken_ms;	/* somebody without a lease has had counters that it needs, for
 				 * so long, or UMPIRE_LEASE_NO_TIME */
 	uint64_t blind_ms;	/* counters times time that it lacked so far */
+	uint64_t within;	/* the lease of a control group out of which it is taken; 0: none */
 };
 
 /* What happens to a lease. A later arbiter may tell of more: 0. */

@@ -16,6 +16,14 @@ use crate::handle::Handle;
 
 const BEST_EFFORT: u32 = 1;
 const PREEMPTIBLE: u32 = 2;
+const FOR_OTHERS: u32 = 4;
+/// Scopes by their numbers, from 1 on.
+const SCOPES: [LeaseScope; 4] = [
+    LeaseScope::Cpu,
+    LeaseScope::Thread,
+    LeaseScope::Cgroup,
+    LeaseScope::Part,
+];
 /// There is no such time.
 const NO_TIME: u64 = u64::MAX;
 /// Events by their numbers, from 1 on.
@@ -55,6 +63,8 @@ struct Terms {
     cgroup: *const c_char,
     for_uid: u32,
     for_gid: u32,
+    scope: u32,
+    reserved2: u32,
 }
 
 /// `struct umpire_lease_state`.
@@ -68,6 +78,7 @@ struct State {
     left_ms: u64,
     broken_ms: u64,
     blind_ms: u64,
+    within: u64,
 }
 
 /// `struct umpire_lease_event`.
@@ -132,14 +143,30 @@ fn timeout(ms: c_int) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
+/// For whom a lease is, by its number, or by what else was given.
+fn scope_of(
+    number: u32,
+    has_group: bool,
+    has_threads: bool,
+) -> Result<Option<LeaseScope>, Failure> {
+    match number.checked_sub(1) {
+        None if has_group => Ok(Some(LeaseScope::Cgroup)),
+        None => Ok(has_threads.then_some(LeaseScope::Thread)),
+        Some(index) => match SCOPES.get(index as usize) {
+            None => Err(wrong(format!("there is no scope {number}"))),
+            known => Ok(known.cloned()),
+        },
+    }
+}
+
 /// What the terms ask for.
 fn request(terms: *const Terms) -> Result<Request, Failure> {
     let terms: Terms = copy_in(terms)?;
-    let unknown = terms.flags & !(BEST_EFFORT | PREEMPTIBLE);
-    if unknown != 0 || terms.reserved != 0 {
+    let unknown = terms.flags & !(BEST_EFFORT | PREEMPTIBLE | FOR_OTHERS);
+    let reserved = terms.reserved | terms.reserved2;
+    if unknown != 0 || reserved != 0 {
         return Err(wrong(format!(
-            "flags {unknown:#x} and reserved {} of the terms are not 0",
-            terms.reserved
+            "flags {unknown:#x} and reserved {reserved} of the terms are not 0"
         )));
     }
     let pmu = text("pmu", terms.pmu)?;
@@ -162,12 +189,8 @@ fn request(terms: *const Terms) -> Result<Request, Failure> {
     }
     let threads = list("threads", terms.threads, terms.thread_count)?;
     let cgroup = text("cgroup", terms.cgroup)?;
-    let scope = match (&cgroup, threads.is_empty()) {
-        (Some(_), _) => Some(LeaseScope::Cgroup),
-        (None, false) => Some(LeaseScope::Thread),
-        (None, true) => None,
-    };
-    let is_others = terms.for_uid != 0 || terms.for_gid != 0;
+    let scope = scope_of(terms.scope, cgroup.is_some(), !threads.is_empty())?;
+    let is_others = terms.for_uid != 0 || terms.for_gid != 0 || terms.flags & FOR_OTHERS != 0;
     let priority = u8::try_from(terms.priority);
     Ok(Request {
         counters,
@@ -250,6 +273,8 @@ extern "C" fn umpire_lease_get(of: *const Handle, out: *mut State) -> c_int {
             left_ms: now.left_ms.unwrap_or(NO_TIME),
             broken_ms: now.broken_ms.unwrap_or(NO_TIME),
             blind_ms: now.blind_ms,
+            // Numbers of leases begin with 1.
+            within: now.within.unwrap_or(0),
         };
         copy_out(out, state)?;
         Ok(0)
