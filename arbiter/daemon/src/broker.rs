@@ -8,6 +8,7 @@ mod inherited;
 mod lost;
 mod manager;
 mod opens;
+mod stops;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -17,7 +18,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
 use crate::budget::{Follows, Handed};
-use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, Reason, TenantId};
+use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, PmuId, Reason, TenantId};
 use rustix::event::epoll::EventFlags;
 use umpire_lease::{EventReply, EventRequest, Refusal};
 use umpire_service::{
@@ -32,10 +33,11 @@ use crate::peer::{self, Client, NoThread, Started};
 use crate::service::{Allowed, Having, LeasesBelow, NoEvent, Service, Told, groups_above};
 use crate::task::{Life, Task};
 use inherited::{Root, meet};
-use lost::{Excuses, Lost, MostLost};
+use lost::{Excuses, Judges, Lost, MostLost};
 pub(crate) use manager::PREFIX;
 use manager::Whose;
 use opens::{NewEvent, Opened, Opens, PendingEvent};
+use stops::{EventFile, Stops};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
@@ -72,7 +74,7 @@ struct HolderSocket {
 #[derive(Debug)]
 struct OpenEvent {
     allowed: Allowed,
-    event: Handed,
+    event: EventFile,
     uid: u32,
     pid: u32,
     /// The thread that it counts, or the process that asked for one of a whole CPU.
@@ -86,6 +88,16 @@ struct OpenEvent {
     name: Option<String>,
 }
 
+/// An event that its holder is given when those are stopped that it comes in the place of: both
+/// might need the same counter.
+#[derive(Debug)]
+struct Later {
+    connection: u64,
+    lease: LeaseId,
+    counter: u32,
+    event: EventFile,
+}
+
 /// The socket, and what was handed over.
 #[derive(Debug)]
 pub(crate) struct Broker {
@@ -95,8 +107,11 @@ pub(crate) struct Broker {
     /// Those that were looked at last are at the end.
     lost: VecDeque<Lost>,
     most_lost: usize,
-    excuses: Excuses,
+    judges: Judges,
     opens: Opens,
+    closer: Closer,
+    /// Events that are their holder's when the ones before them are stopped.
+    later: Vec<Later>,
     groups: LateTree,
     /// Of which lease events are looked at next whether their threads are there still, and from
     /// which of them on.
@@ -139,26 +154,33 @@ impl Broker {
         Listener::new(&companion(socket), Kind::Packets, access, WORDING, closer)
     }
 
-    /// `files`: the most that this process may have open. `managed`: the service manager
+    /// `closer`: for a process that may have `files` open. `managed`: the service manager
     /// keeps events over a restart, if there is one. The kernel's files are below `root`.
     ///
     /// # Errors
     /// There is no pipe or no thread for it.
     pub(crate) fn new(
         listener: Listener,
-        files: u64,
+        (files, closer): (u64, &Closer),
         managed: bool,
         root: &Path,
     ) -> io::Result<Self> {
         let managed = managed && manager::is_there();
+        let opens = Opens::new(root, closer)?;
+        let judges = Judges {
+            stops: Stops::new(opens.bell()?, stops::HOST),
+            excuses: Excuses::default(),
+        };
         Ok(Broker {
             listener,
             holders: BTreeMap::new(),
             open: BTreeMap::new(),
             lost: VecDeque::new(),
             most_lost: usize::try_from(files / 2).unwrap_or(usize::MAX),
-            excuses: Excuses::default(),
-            opens: Opens::new(root)?,
+            judges,
+            opens,
+            closer: closer.clone(),
+            later: Vec::new(),
             groups: LateTree::new(root),
             looks_from: None,
             forgets: managed.then(forgets).transpose()?,
@@ -175,7 +197,8 @@ impl Broker {
         let arbiter = service.arbiter();
         let pmu = |perf_type| service.config().pmu_of(arbiter.pmus(), perf_type);
         let known = events.into_iter();
-        let known = known.filter_map(|(name, event)| manager::named(&name, event, pmu));
+        let named = |(name, event): (String, _)| manager::named(&name, event, pmu, &self.closer);
+        let known = known.filter_map(named);
         let mut known: BTreeMap<u64, OpenEvent> = known.collect();
         self.find_groups(&mut known, service);
         if !known.is_empty() {
@@ -188,8 +211,7 @@ impl Broker {
                 self.have(open, now);
             } else {
                 let barred = service.is_barred(open.uid);
-                let _ = open.event.disable();
-                let lost = Lost::new(open, now);
+                let lost = Lost::new(open, &mut self.judges.stops, now);
                 self.lost
                     .push_back(if barred { lost.taken(now) } else { lost });
             }
@@ -335,6 +357,7 @@ impl Broker {
     pub(crate) fn leave(&mut self, id: u64) {
         self.holders.remove(&id);
         self.opens.leave(id);
+        self.later.retain(|later| later.connection != id);
     }
 
     /// Answers one request of a connection.
@@ -504,7 +527,7 @@ impl Broker {
     /// Hands over what the kernel has opened, and tells those who have waited for too long.
     /// Returns the connections that go on.
     pub(crate) fn opened(&mut self, service: &Service, now: u64) -> Vec<u64> {
-        let mut go_on = Vec::new();
+        let mut go_on = self.stopped(now);
         for Opened {
             asked,
             event,
@@ -522,6 +545,11 @@ impl Broker {
             if !handed {
                 self.forget(name);
             }
+            let waits = waits
+                && self
+                    .later
+                    .iter()
+                    .all(|later| later.connection != connection);
             go_on.extend(waits.then_some(connection));
             while let Some(next) = self.opens.next_of(uid) {
                 let (connection, client) = (next.connection, next.client.clone());
@@ -581,14 +609,72 @@ impl Broker {
             pid: holder.client.pid,
             allowed,
         }));
-        let reply = EventReply {
-            counter: Some(counter),
-            refused: None,
+        let later = Later {
+            connection,
+            lease,
+            counter,
+            event: open.event.clone(),
         };
-        if holder.reply(&reply, Some(open.event.as_fd())) == Turn::Ended {
-            self.leave(connection);
+        if self.is_free(&later) {
+            self.give(&later);
+        } else {
+            self.later.push(later);
         }
         true
+    }
+
+    /// Whether those of the same counter of the lease are stopped that it comes in the place of.
+    fn is_free(&self, later: &Later) -> bool {
+        if self.judges.stops.is_idle() {
+            return true;
+        }
+        let counter = usize::try_from(later.counter).ok();
+        let is_same = |lost: &Lost| {
+            let allowed = &lost.open.allowed;
+            allowed.lease == later.lease && Some(allowed.counter) == counter
+        };
+        self.lost
+            .iter()
+            .all(|lost| !lost.is_being_stopped() || !is_same(lost))
+    }
+
+    fn give(&mut self, later: &Later) {
+        let reply = EventReply {
+            counter: Some(later.counter),
+            refused: None,
+        };
+        let holder = self.holders.get(&later.connection);
+        let said = holder.map(|holder| holder.reply(&reply, Some(later.event.as_fd())));
+        if said == Some(Turn::Ended) {
+            self.leave(later.connection);
+        }
+    }
+
+    /// Hears what was stopped meanwhile, and gives what has waited for that. Returns the
+    /// connections that go on.
+    fn stopped(&mut self, now: u64) -> Vec<u64> {
+        let (lost, judges, told) = (&mut self.lost, &mut self.judges, &mut self.told);
+        if lost::hear(lost, judges, told, now) {
+            self.tell_taken(now);
+        }
+        let mut go_on = Vec::new();
+        for later in std::mem::take(&mut self.later) {
+            if self.is_free(&later) {
+                self.give(&later);
+                go_on.push(later.connection);
+            } else {
+                self.later.push(later);
+            }
+        }
+        go_on
+    }
+
+    /// What is being stopped still: nobody else is told yet that it has such a counter.
+    pub(crate) fn being_stopped(&self) -> BTreeSet<(PmuId, Option<u32>)> {
+        if self.judges.stops.is_idle() {
+            return BTreeSet::new();
+        }
+        lost::being_stopped(&self.lost)
     }
 
     /// The event, if what was true before it was opened still is.
@@ -709,14 +795,9 @@ impl Broker {
 
     fn lose(&mut self, events: Vec<OpenEvent>, now: u64) {
         for open in events {
-            if let Err(error) = open.event.disable() {
-                log::error!(
-                    "an event of lease {} runs on: {error}",
-                    open.allowed.lease.0
-                );
-            }
             self.told.push(Told::Disabled(open.having()));
-            self.lost.push_back(Lost::new(open, now));
+            let lost = Lost::new(open, &mut self.judges.stops, now);
+            self.lost.push_back(lost);
         }
     }
 
@@ -724,11 +805,12 @@ impl Broker {
     /// operator has pardoned since.
     pub(crate) fn look(&mut self, forgiven: &[u32], now: u64) {
         for &uid in forgiven {
-            lost::forgive(&mut self.lost, uid, now);
+            lost::forgive(&mut self.lost, &mut self.judges.stops, uid, now);
         }
+        self.judges.stops.start_again();
         self.look_at_threads(now);
-        let (lost, excuses, told) = (&mut self.lost, &mut self.excuses, &mut self.told);
-        for over in lost::look(lost, excuses, told, &self.groups, now) {
+        let (lost, judges, told) = (&mut self.lost, &mut self.judges, &mut self.told);
+        for over in lost::look(lost, judges, told, &self.groups, now) {
             self.forget(over.name);
         }
         self.tell_taken(now);

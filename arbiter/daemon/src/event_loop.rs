@@ -2,6 +2,7 @@
 
 mod desk;
 mod doors;
+mod held;
 mod reload;
 mod start;
 mod turns;
@@ -27,9 +28,10 @@ use crate::peer::Client;
 use crate::probe::Sights;
 use crate::room::Room;
 use crate::scrape::Scrapers;
-use crate::service::{Called, ConnectionId, Method, Output};
+use crate::service::{Answer, Called, ConnectionId, Method};
 use desk::Desk;
 use doors::{BATCH, Doors};
+use held::HeldBack;
 use reload::{FileSaid, Reloads};
 pub use start::ServeError;
 pub(crate) use start::failed;
@@ -98,6 +100,8 @@ pub struct Arbiterd {
     held: Option<(BootTime, bool)>,
     /// For once, all are served, whatever is due.
     is_free: bool,
+    /// Answers that wait for another's events to be stopped.
+    held_back: HeldBack,
     /// Connections that have ended; what they held is given to others when nothing is due.
     gone: Vec<ConnectionId>,
 }
@@ -563,21 +567,42 @@ impl Arbiterd {
             if !self.desk.audit(output.take_records()) {
                 output.unaudited();
             }
-            self.send(&output);
+            let answers = output.take_answers();
+            self.held_back.add(answers, output.changed());
+            self.send_free();
+        }
+        if !self.held_back.is_empty() {
+            self.send_free();
         }
     }
 
-    fn send(&mut self, output: &Output) {
+    /// Sends what may be told by now.
+    fn send_free(&mut self) {
+        let stopping = self.broker.as_ref().map(Broker::being_stopped);
+        let stopping = stopping.unwrap_or_default();
+        let arbiter = self.desk.service().arbiter();
+        let answers = self.held_back.take(|id| {
+            let terms = arbiter.lease(id).map(|lease| &lease.terms);
+            terms.is_some_and(|terms| {
+                stopping.iter().any(|(pmu, cpu)| {
+                    terms.demands.iter().any(|demand| demand.pmu == *pmu)
+                        && cpu.is_none_or(|cpu| terms.cpus.contains(cpu))
+                })
+            })
+        });
+        self.send(&answers);
+    }
+
+    fn send(&mut self, answers: &[Answer]) {
         let mut ended = BTreeMap::new();
-        for answer in output.answers() {
+        for answer in answers {
             if let Some(connection) = self.connections.get_mut(&answer.to)
                 && let Err(end) = connection.reply(&answer.reply)
             {
                 ended.insert(answer.to, end);
             }
         }
-        let told: BTreeSet<ConnectionId> =
-            output.answers().iter().map(|answer| answer.to).collect();
+        let told: BTreeSet<ConnectionId> = answers.iter().map(|answer| answer.to).collect();
         for to in told {
             if let Err(end) = self.flush(to) {
                 ended.insert(to, end);

@@ -50,7 +50,7 @@ pub(crate) use events::{Allowed, Having, LeasesBelow, NoEvent, Told, groups_abov
 use kept::Kept;
 use listeners::{Listener, Listeners, Tells};
 use means::Meant;
-pub(crate) use outbox::Output;
+pub(crate) use outbox::{Answer, Output};
 use outsiders::{Beside, Outsiders};
 pub(crate) use said::Denial;
 use said::{Answered, Now, Said};

@@ -86,7 +86,10 @@ pub(super) fn meet(a: Option<u32>, b: Option<u32>) -> bool {
 mod tests {
 
     use super::*;
+    use umpire_service::Closer;
+
     use crate::broker::manager::tests::thread_clock;
+    use crate::broker::stops::EventFile;
     use crate::budget::{Handed, HandedEvent};
     use crate::service::Allowed;
     use crate::task::Task;
@@ -99,7 +102,7 @@ mod tests {
                 return;
             };
             let open = OpenEvent {
-                event,
+                event: EventFile::new(event, follows, &Closer::new(1 << 20), 7),
                 allowed: Allowed::of(HandedEvent {
                     thread: Some(41),
                     follows,

@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use arbiter_host::{Group, GroupId};
+use arbiter_host::{Group, GroupId, PmuId};
 
 use super::OpenEvent;
+use super::stops::{EventFile, Order, Sight, Stops};
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
 use crate::service::{Allowed, Taken, TakenBy, Told};
@@ -28,6 +29,13 @@ const TRIES: usize = 16;
 const LIVES: u64 = 60_000_000_000;
 /// The first look so long after the loss is the last that excuses, in nanoseconds.
 const EXCUSED: u64 = 500_000_000;
+/// What is not stopped so long after its loss counts as taken, in nanoseconds: nobody who has got
+/// its counter waits for longer to be told so.
+const STOPS: u64 = 1_000_000_000;
+/// So many looks at an event that others may have inherited are excused if each of them finds it
+/// on: what was being started at a stop takes its state from who started it, and is stopped by
+/// the next one, for which nobody can do anything.
+const SETTLES: u8 = 4;
 /// So many losses of a process are excused in [`LIVES`]: who gets lease after lease counts no
 /// longer by it.
 const MOST_EXCUSED: usize = 3;
@@ -69,6 +77,13 @@ impl Excuses {
     }
 }
 
+/// How lost events are looked at, and what of it is excused.
+#[derive(Debug)]
+pub(super) struct Judges {
+    pub(super) stops: Stops,
+    pub(super) excuses: Excuses,
+}
+
 /// An event that somebody should not use any more.
 #[derive(Debug)]
 pub(super) struct Lost {
@@ -83,18 +98,63 @@ pub(super) struct Lost {
     excused: bool,
     /// It counts for somebody who should not, as far as the last looks know.
     taken_until: u64,
+    /// What is being done to it.
+    asked: Option<Asked>,
+    /// So many looks are excused still if they find it on, until one finds it off.
+    settles: u8,
+}
+
+/// An order of which there is no answer yet.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    number: u64,
+    what: Doing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// It is being stopped, and others wait for that.
+    Stops,
+    /// It is being stopped still, and counts as taken.
+    Stuck,
+    Looks,
 }
 
 impl Lost {
-    pub(super) fn new(open: OpenEvent, now: u64) -> Self {
-        let enabled = open.event.enabled().ok().flatten();
-        Lost {
+    /// One that is lost now: it is stopped, or is going to be.
+    pub(super) fn new(open: OpenEvent, stops: &mut Stops, now: u64) -> Self {
+        let mut lost = Lost {
             open,
-            enabled,
+            enabled: None,
             since: now,
             until: now.saturating_add(LIVES),
             excused: false,
             taken_until: 0,
+            asked: None,
+            settles: 0,
+        };
+        match &lost.open.event {
+            EventFile::Alone(event) => {
+                let stopped = stops.kernel().stop(event);
+                lost.stopped(&stopped);
+            }
+            EventFile::Inherited(event) => {
+                lost.settles = SETTLES;
+                lost.asked = Some(Asked {
+                    number: stops.begin(event, Order::Stop),
+                    what: Doing::Stops,
+                });
+            }
+        }
+        lost
+    }
+
+    /// What came of it.
+    fn stopped(&mut self, seen: &Sight) {
+        self.enabled = seen.enabled;
+        if let Some(error) = &seen.failed {
+            let lease = self.open.allowed.lease.0;
+            log::error!("an event of lease {lease} runs on: {error}");
         }
     }
 
@@ -141,16 +201,59 @@ impl Lost {
         self.open.allowed.event.thread.is_some() && self.open.has_ended()
     }
 
-    /// Looks whether it has counted since the last look, and stops it.
-    fn look(&mut self, excuses: &mut Excuses, now: u64) -> OnOff {
-        let enabled = self.open.event.enabled().ok().flatten();
-        if enabled <= self.enabled {
+    /// Looks whether it has counted since the last look, and stops it; or has that done, and says
+    /// when it is.
+    fn look(&mut self, stops: &mut Stops, excuses: &mut Excuses, now: u64) -> OnOff {
+        match &self.open.event {
+            EventFile::Alone(event) => {
+                let seen = stops.kernel().look(event, self.enabled);
+                self.saw(&seen, excuses, now)
+            }
+            EventFile::Inherited(event) => {
+                let order = Order::Look {
+                    known: self.enabled,
+                    stops: self.settles > 0,
+                };
+                let asked = self.asked.get_or_insert_with(|| Asked {
+                    number: stops.begin(event, order),
+                    what: Doing::Looks,
+                });
+                if asked.what == Doing::Stops && self.since.saturating_add(STOPS) <= now {
+                    asked.what = Doing::Stuck;
+                    self.taken_until = u64::MAX;
+                }
+                OnOff::Off
+            }
+        }
+    }
+
+    /// It is being stopped, and others wait for that.
+    pub(super) fn is_being_stopped(&self) -> bool {
+        self.does(Doing::Stops)
+    }
+
+    fn does(&self, what: Doing) -> bool {
+        self.asked.is_some_and(|asked| asked.what == what)
+    }
+
+    /// What has come of an order.
+    fn answered(&mut self, seen: &Sight, excuses: &mut Excuses, now: u64) -> OnOff {
+        match self.asked.take().map(|asked| asked.what) {
+            Some(Doing::Looks) => return self.saw(seen, excuses, now),
+            Some(Doing::Stuck) => self.taken_until = 0,
+            Some(Doing::Stops) | None => {}
+        }
+        self.stopped(seen);
+        OnOff::Off
+    }
+
+    /// What a look has seen.
+    fn saw(&mut self, seen: &Sight, excuses: &mut Excuses, now: u64) -> OnOff {
+        let was_told = self.enabled.is_some();
+        self.enabled = seen.enabled;
+        if !seen.on {
             return self.judge(false, excuses, now);
         }
-        let was_told = self.enabled.is_some();
-        let _ = self.open.event.disable();
-        let stopped = self.open.event.enabled().ok().flatten();
-        self.enabled = stopped.max(enabled);
         if !was_told && self.thread_has_ended() {
             return self.judge(false, excuses, now);
         }
@@ -162,8 +265,13 @@ impl Lost {
     fn judge(&mut self, on: bool, excuses: &mut Excuses, now: u64) -> OnOff {
         let first = !self.excused;
         self.excused |= now >= self.since.saturating_add(EXCUSED);
+        let settles = self.settles;
+        self.settles = if on { settles.saturating_sub(1) } else { 0 };
         if !on {
             return OnOff::Off;
+        }
+        if settles > 0 && excuses.take(self.process(), self.since, now) {
+            return OnOff::Settles;
         }
         if first && excuses.take(self.process(), self.since, now) {
             return OnOff::Excused;
@@ -196,6 +304,8 @@ impl<'a> States<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnOff {
     Off,
+    /// It was on, by what was being started when it was stopped, for all that anybody knows.
+    Settles,
     /// It was on, which may be the holder's last doing before it knew.
     Excused,
     On,
@@ -247,25 +357,20 @@ pub(super) fn make_room(
 /// left to count for.
 pub(super) fn look(
     lost: &mut VecDeque<Lost>,
-    excuses: &mut Excuses,
+    judges: &mut Judges,
     told: &mut Vec<Told>,
     groups: &LateTree,
     now: u64,
 ) -> Vec<OpenEvent> {
     let mut over = Vec::new();
     let mut states = States::new(groups);
-    excuses.forget_old(now);
+    judges.excuses.forget_old(now);
     for _ in 0..lost.len().min(LOOKS_AT) {
         let Some(mut one) = lost.pop_front() else {
             break;
         };
-        let seen = one.look(excuses, now);
-        if seen != OnOff::Off {
-            told.push(Told::Reenabled(one.open.having()));
-        }
-        if seen == OnOff::On {
-            told.push(Told::Outlived(one.open.having()));
-        }
+        let seen = one.look(&mut judges.stops, &mut judges.excuses, now);
+        tell(&one, seen, told);
         if one.until <= now {
             if one.is_over(&mut states) {
                 over.push(one.open);
@@ -281,6 +386,44 @@ pub(super) fn look(
         lost.push_back(one);
     }
     over
+}
+
+/// Adds to `told` what was seen of one.
+fn tell(one: &Lost, seen: OnOff, told: &mut Vec<Told>) {
+    if matches!(seen, OnOff::Excused | OnOff::On) {
+        told.push(Told::Reenabled(one.open.having()));
+    }
+    if seen == OnOff::On {
+        told.push(Told::Outlived(one.open.having()));
+    }
+}
+
+/// Hears what has come of orders, and adds to `told` what was seen. Whether there was anything.
+pub(super) fn hear(
+    lost: &mut VecDeque<Lost>,
+    judges: &mut Judges,
+    told: &mut Vec<Told>,
+    now: u64,
+) -> bool {
+    let mut sights = judges.stops.finished();
+    if sights.is_empty() {
+        return false;
+    }
+    for one in lost.iter_mut() {
+        let seen = one.asked.and_then(|asked| sights.remove(&asked.number));
+        if let Some(seen) = seen {
+            let seen = one.answered(&seen, &mut judges.excuses, now);
+            tell(one, seen, told);
+        }
+    }
+    true
+}
+
+/// What is being stopped, and others wait for: of which PMU, and on which CPU, if it is on one.
+pub(super) fn being_stopped(lost: &VecDeque<Lost>) -> BTreeSet<(PmuId, Option<u32>)> {
+    let stops = lost.iter().filter(|one| one.is_being_stopped());
+    let of = stops.map(|one| &one.open.allowed);
+    of.map(|allowed| (allowed.pmu, allowed.event.cpu)).collect()
 }
 
 /// What is taken, and by whom.
@@ -315,10 +458,17 @@ fn taken_by(allowed: &Allowed) -> TakenBy {
 
 /// An operator has forgiven a user: what it has lost is excused once more, and nothing of it
 /// is taken until it is seen on again.
-pub(super) fn forgive(lost: &mut VecDeque<Lost>, uid: u32, now: u64) {
+pub(super) fn forgive(lost: &mut VecDeque<Lost>, stops: &mut Stops, uid: u32, now: u64) {
     for one in lost.iter_mut().filter(|one| one.open.uid == uid) {
-        let _ = one.look(&mut Excuses::default(), now);
-        (one.since, one.excused, one.taken_until) = (now, false, 0);
+        let _ = one.look(stops, &mut Excuses::default(), now);
+        (one.since, one.excused) = (now, false);
+        if matches!(one.open.event, EventFile::Inherited(_)) {
+            // What it did before is seen by the next look.
+            one.settles = SETTLES;
+        }
+        if !one.does(Doing::Stuck) {
+            one.taken_until = 0;
+        }
     }
 }
 

@@ -1,19 +1,31 @@
 //! Which looks are excused, what is taken, and for whom there is room.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::budget::Handed;
+use umpire_service::Closer;
+
+use crate::budget::{Follows, Handed, HandedEvent};
 
 use super::*;
+use crate::broker::inherited::Root;
 use crate::broker::manager::tests::thread_clock;
+use crate::broker::stops;
 use crate::peer::Started;
 use crate::service::Allowed;
 
 /// An event of this thread that was lost then. `None`: the kernel opens none here.
 fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
+    lost_of(since, life, &mut stops())
+}
+
+/// The same, of a kernel of the caller's choice.
+fn lost_of(since: u64, life: (u32, Option<Started>), stops: &mut Stops) -> Option<Lost> {
     let event = thread_clock();
+    let handed = Handed::open(&event).ok()?;
     let open = OpenEvent {
-        event: Handed::open(&event).ok()?,
+        event: EventFile::Alone(Arc::new(handed)),
         allowed: Allowed::of(event),
         uid: 7,
         pid: u32::MAX,
@@ -22,13 +34,26 @@ fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
         process: me().1,
         name: None,
     };
-    Some(Lost::new(open, since))
+    Some(Lost::new(open, stops, since))
 }
 
 fn me() -> (u32, Option<Started>) {
     let me = Life::of(std::process::id()).expect("it can be seen");
     let me = me.expect("it is there").id;
     (me.number, Some(Started(me.started)))
+}
+
+fn stops() -> Stops {
+    let (_, bell) = UnixStream::pair().expect("a pair");
+    Stops::new(bell, stops::HOST)
+}
+
+/// The host's descriptor of an event that nobody has inherited.
+fn handed(one: &Lost) -> &Handed {
+    match &one.open.event {
+        EventFile::Alone(event) => event,
+        EventFile::Inherited(_) => panic!("nobody has inherited it"),
+    }
 }
 
 /// Half a second.
@@ -113,13 +138,13 @@ fn an_event_that_is_enabled_again_is_seen_and_stopped() {
     let spend = || (0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one));
     let mut look = |on: bool, at: u64| {
         if on {
-            one.open.event.enable().expect("it can be started");
+            handed(&one).enable().expect("it can be started");
         }
         spend();
-        let seen = one.look(&mut excuses, at * LOOK);
-        let stopped = one.open.event.enabled().expect("it can be read");
+        let seen = one.look(&mut stops(), &mut excuses, at * LOOK);
+        let stopped = handed(&one).enabled().expect("it can be read");
         spend();
-        assert_eq!(one.open.event.enabled().expect("it can be read"), stopped);
+        assert_eq!(handed(&one).enabled().expect("it can be read"), stopped);
         seen
     };
     let seen = [(false, 1), (true, 2), (false, 3), (true, 4)].map(|(on, at)| look(on, at));
@@ -145,12 +170,24 @@ fn the_end_of_a_thread_is_no_start_of_its_event() {
         one.enabled = None;
         one.excused = true;
         let mut excuses = Excuses::default();
-        assert_eq!(one.look(&mut excuses, 2 * LOOK), seen[0], "{life:?}");
+        assert_eq!(
+            one.look(&mut stops(), &mut excuses, 2 * LOOK),
+            seen[0],
+            "{life:?}"
+        );
         // What it tells from now on is measured by that.
-        assert_eq!(one.look(&mut excuses, 3 * LOOK), OnOff::Off, "{life:?}");
-        one.open.event.enable().expect("it can be started");
+        assert_eq!(
+            one.look(&mut stops(), &mut excuses, 3 * LOOK),
+            OnOff::Off,
+            "{life:?}"
+        );
+        handed(&one).enable().expect("it can be started");
         std::hint::black_box((0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one)));
-        assert_eq!(one.look(&mut excuses, 4 * LOOK), seen[1], "{life:?}");
+        assert_eq!(
+            one.look(&mut stops(), &mut excuses, 4 * LOOK),
+            seen[1],
+            "{life:?}"
+        );
     }
 }
 
@@ -168,9 +205,9 @@ fn what_is_taken_is_an_outsiders_until_it_is_off_for_a_minute_or_forgiven() {
     assert_eq!(taken(&all, 3 * LOOK).len(), 1);
     assert_eq!(taken(&all, 2 * LOOK + LIVES), []);
     all[0].judge(true, &mut excuses, 9 * LOOK);
-    forgive(&mut all, 8, 10 * LOOK);
+    forgive(&mut all, &mut stops(), 8, 10 * LOOK);
     assert_eq!(taken(&all, 10 * LOOK).len(), 1, "another user");
-    forgive(&mut all, 7, 10 * LOOK);
+    forgive(&mut all, &mut stops(), 7, 10 * LOOK);
     assert_eq!(taken(&all, 10 * LOOK), []);
     assert_eq!(all[0].judge(true, &mut excuses, 10 * LOOK), OnOff::Excused);
 }
@@ -244,4 +281,80 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
     };
     assert!(room(&mut many, of_user, 7).is_err());
     assert_eq!(since(&many), [0, 2]);
+}
+
+/// What others may have inherited takes the kernel as long as they are many. Whoever decides does
+/// not wait for it; until it is stopped nobody is told that the counter is free, and if that takes
+/// too long it is taken.
+#[test]
+fn an_inherited_event_is_stopped_while_nobody_waits() {
+    use std::sync::{Condvar, Mutex, PoisonError};
+    use std::time::Instant;
+    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    const KERNEL: stops::Kernel = stops::Kernel {
+        disable: |_| {
+            let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(GOES.1.wait_while(goes, |goes| !*goes));
+            Ok(())
+        },
+        enabled: |_| Some(Duration::from_secs(1)),
+    };
+    let began = Instant::now();
+    let Some(one) = lost_with(KERNEL) else {
+        println!("skipped: an_inherited_event_is_stopped_while_nobody_waits: no events");
+        return;
+    };
+    let (one, mut judges) = one;
+    let allowed = one.open.allowed.clone();
+    let mut all = VecDeque::from([one]);
+    let groups = LateTree::new(Path::new("/"));
+    let mut told = Vec::new();
+    assert!(!hear(&mut all, &mut judges, &mut told, 1));
+    let of = BTreeSet::from([(allowed.pmu, allowed.event.cpu)]);
+    assert_eq!(being_stopped(&all), of);
+    look(&mut all, &mut judges, &mut told, &groups, LOOK);
+    assert_eq!((being_stopped(&all), taken(&all, LOOK).len()), (of, 0));
+    // Nobody waits any longer, and nobody is promised it.
+    look(&mut all, &mut judges, &mut told, &groups, 2 * LOOK);
+    assert_eq!(being_stopped(&all), BTreeSet::new());
+    assert_eq!(taken(&all, 200 * LOOK).len(), 1);
+    forgive(&mut all, &mut judges.stops, 7, 3 * LOOK);
+    assert_eq!(taken(&all, 200 * LOOK).len(), 1, "it runs on");
+    assert!(began.elapsed() < Duration::from_secs(10), "nobody waits");
+    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    GOES.1.notify_all();
+    while !hear(&mut all, &mut judges, &mut told, 4 * LOOK) {
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+    assert_eq!(taken(&all, 4 * LOOK), []);
+    assert!(told.is_empty() && all[0].enabled.is_some(), "{told:?}");
+}
+
+/// One of user 7 that others may have inherited.
+fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
+    let (_, bell) = UnixStream::pair().expect("a pair");
+    let mut judges = Judges {
+        stops: Stops::new(bell, kernel),
+        excuses: Excuses::default(),
+    };
+    let event = HandedEvent {
+        follows: Follows::Children,
+        ..thread_clock()
+    };
+    let closer = Closer::new(1 << 20);
+    let open = OpenEvent {
+        event: EventFile::new(Handed::open(&event).ok()?, event.follows, &closer, 7),
+        allowed: Allowed::of(event),
+        uid: 7,
+        pid: u32::MAX,
+        life: me(),
+        root: Some(Root {
+            process: None,
+            since: Started(0),
+        }),
+        process: me().1,
+        name: None,
+    };
+    let lost = Lost::new(open, &mut judges.stops, 0);
+    Some((lost, judges))
 }

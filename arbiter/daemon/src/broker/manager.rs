@@ -12,9 +12,11 @@ use std::os::unix::net::UnixDatagram;
 use arbiter::CounterSet;
 use arbiter_host::{Group, GroupId, LeaseId, PmuId};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use umpire_service::Closer;
 
 use super::OpenEvent;
 use super::inherited::Root;
+use super::stops::EventFile;
 use crate::budget::{EventSpec, Follows, Handed, HandedEvent, Rings};
 use crate::manager::address;
 use crate::peer::Started;
@@ -55,7 +57,7 @@ pub(super) fn is_there() -> bool {
 }
 
 /// Has the manager keep an event. It waits for the manager: not for the thread that decides.
-pub(super) fn keep(event: &Handed, name: &str) {
+pub(super) fn keep(event: &EventFile, name: &str) {
     // Without a buffer an event is at its end for poll(2), and the manager would drop it.
     let text = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
     if let Err(error) = send(&text, Some(event.as_fd())) {
@@ -197,6 +199,7 @@ pub(super) fn named(
     name: &str,
     event: Handed,
     pmu: impl Fn(u32) -> Option<PmuId>,
+    closer: &Closer,
 ) -> Option<(u64, OpenEvent)> {
     let words: Vec<&str> = name.split('.').collect();
     let &[prefix, ref numbers @ ..] = words.as_slice() else {
@@ -244,10 +247,11 @@ pub(super) fn named(
         },
     };
     let life = (small(6)?, maybe(7)?.map(Started));
+    let uid = small(4)?;
     let open = OpenEvent {
         allowed,
-        event,
-        uid: small(4)?,
+        event: EventFile::new(event, follows, closer, uid),
+        uid,
         pid: small(5)?,
         root: (follows != Follows::Nothing).then(|| Root {
             process: process_of(life),

@@ -84,7 +84,7 @@ proptest! {
         let Some(event) = event() else { return Ok(()) };
         let perf_type = allowed.event.spec.perf_type;
         let pmu = |other| (other == perf_type).then_some(PmuId(3));
-        let (known, open) = named(&text, event, pmu).expect("it is one of ours");
+        let (known, open) = named(&text, event, pmu, &Closer::new(1 << 20)).expect("it is one of ours");
         prop_assert_eq!(known, number);
         prop_assert_eq!(&open.allowed, &allowed);
         prop_assert_eq!(((open.uid, open.pid), open.life), (who, life));
@@ -103,7 +103,11 @@ fn other_names_are_nobodys() {
             return;
         };
         let pmu = |perf_type| (perf_type == 1).then_some(PmuId(0));
-        assert_eq!(named(name, event, pmu).is_some(), expected, "{name}");
+        assert_eq!(
+            named(name, event, pmu, &Closer::new(1 << 20)).is_some(),
+            expected,
+            "{name}"
+        );
     };
     check(whole, true);
     check("", false);

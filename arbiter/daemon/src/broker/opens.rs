@@ -13,7 +13,9 @@ use std::thread::Builder;
 use crate::budget::{Errno, Follows, Handed, NotMeasured};
 use arbiter_host::{Group, TenantId};
 use umpire_lease::EventRequest;
+use umpire_service::Closer;
 
+use super::stops::EventFile;
 use super::{inherited, manager};
 use crate::groups::Tree;
 use crate::peer::{self, Client, Started};
@@ -72,7 +74,7 @@ struct Busy {
 /// An event that nobody has yet.
 #[derive(Debug)]
 pub(super) struct NewEvent {
-    pub(super) event: Handed,
+    pub(super) event: EventFile,
     /// Who was started in an earlier tick has not inherited it.
     pub(super) since: Started,
     /// The process of a group's thread, since before the event was opened: its number is no
@@ -95,16 +97,18 @@ pub(super) struct Opens {
     told: UnixStream,
     opens: OpenCall,
     root: PathBuf,
+    /// Closes what others may have inherited, and nobody gets.
+    closer: Closer,
 }
 
 impl Opens {
     /// The kernel's files are below `root`.
-    pub(super) fn new(root: &Path) -> io::Result<Self> {
-        Opens::with(open, root)
+    pub(super) fn new(root: &Path, closer: &Closer) -> io::Result<Self> {
+        Opens::with(open, root, closer)
     }
 
     /// The same with a kernel of the caller's choice.
-    pub(super) fn with(opens: OpenCall, root: &Path) -> io::Result<Self> {
+    pub(super) fn with(opens: OpenCall, root: &Path, closer: &Closer) -> io::Result<Self> {
         let (told, tells) = UnixStream::pair()?;
         told.set_nonblocking(true)?;
         tells.set_nonblocking(true)?;
@@ -118,7 +122,16 @@ impl Opens {
             told,
             opens,
             root: root.to_owned(),
+            closer: closer.clone(),
         })
+    }
+
+    /// Whoever writes to it has [`Opens::as_fd`] be read from.
+    ///
+    /// # Errors
+    /// There is no descriptor for it.
+    pub(super) fn bell(&self) -> io::Result<UnixStream> {
+        self.tells.try_clone()
     }
 
     /// Can be read from when one is open.
@@ -147,9 +160,10 @@ impl Opens {
         let (sends, opens) = (self.sends.clone(), self.opens);
         let (uid, connection, tenant) = (asked.client.uid, asked.connection, asked.tenant);
         let (name, root) = (asked.name.clone(), self.root.clone());
+        let closer = self.closer.clone();
         let slow = asked.allowed.event.thread.map_or(SLOW, |_| REPLACED);
         let body = move || {
-            let opened = open_new(&asked, opens, &root);
+            let opened = open_new(&asked, opens, &root, &closer);
             if let (Ok(new), Some(name)) = (&opened, &asked.name) {
                 // Before anybody has it: an arbiter that follows this one knows it, too.
                 manager::keep(&new.event, name);
@@ -235,15 +249,22 @@ impl Opens {
 }
 
 /// Opens an event, in the order that keeps its thread the one that is meant.
-fn open_new(asked: &PendingEvent, opens: OpenCall, root: &Path) -> Result<NewEvent, String> {
+fn open_new(
+    asked: &PendingEvent,
+    opens: OpenCall,
+    root: &Path,
+    closer: &Closer,
+) -> Result<NewEvent, String> {
     let process = asked.process.map(peer::open_process).transpose();
     let process = process.map_err(|error| format!("the thread's process: {error}"))?;
-    let since = match asked.allowed.event.follows {
+    let follows = asked.allowed.event.follows;
+    let since = match follows {
         Follows::Nothing => Started(0),
         Follows::Threads | Follows::Children => inherited::next_tick(),
     };
+    let event = opens(&asked.allowed, root)?;
     Ok(NewEvent {
-        event: opens(&asked.allowed, root)?,
+        event: EventFile::new(event, follows, closer, asked.client.uid),
         since,
         process,
     })

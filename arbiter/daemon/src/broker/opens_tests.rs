@@ -9,6 +9,10 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
+fn closer() -> Closer {
+    Closer::new(1 << 20)
+}
+
 fn asked(uid: u32, connection: u64) -> PendingEvent {
     let event = HandedEvent {
         spec: EventSpec {
@@ -61,7 +65,7 @@ fn a_slow_kernel_costs_its_user_alone() {
         drop(GOES.1.wait_while(goes, waits));
         Err("no".to_owned())
     }
-    let mut opens = Opens::with(kernel, Path::new("/")).expect("a pipe");
+    let mut opens = Opens::with(kernel, Path::new("/"), &closer()).expect("a pipe");
     let begun = Instant::now();
     assert!(opens.begin(asked(7, 1), 0).is_ok());
     // Its other connection stands behind; another user does not.
@@ -95,7 +99,7 @@ fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
         drop(GOES.1.wait_while(goes, |goes| !*goes));
         Err("no".to_owned())
     }
-    let mut opens = Opens::with(kernel, Path::new("/")).expect("a pipe");
+    let mut opens = Opens::with(kernel, Path::new("/"), &closer()).expect("a pipe");
     let mut of_cpu = asked(7, 1);
     of_cpu.allowed.event.thread = None;
     of_cpu.allowed.event.cpu = Some(1);
@@ -110,7 +114,8 @@ fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
 /// Two VMs of one user that ask in the same moment both get theirs.
 #[test]
 fn requests_of_one_user_have_their_turns() {
-    let mut opens = Opens::with(|_, _| Err("no".to_owned()), Path::new("/")).expect("a pipe");
+    let mut opens =
+        Opens::with(|_, _| Err("no".to_owned()), Path::new("/"), &closer()).expect("a pipe");
     for connection in 1..=5 {
         assert!(opens.begin(asked(7, connection), 0).is_ok());
     }

@@ -71,6 +71,12 @@ impl Handed {
     }
 }
 
+impl From<Handed> for OwnedFd {
+    fn from(handed: Handed) -> OwnedFd {
+        handed.event
+    }
+}
+
 impl AsFd for Handed {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

@@ -16,6 +16,7 @@ use umpire_service::{
 
 use super::desk::Desk;
 use super::doors::{Doors, Incoming};
+use super::held::HeldBack;
 use super::reload::Reloads;
 use super::turns::Turns;
 use super::{Arbiterd, FIRST, GROUPS, HANGUP, OPENED, REREAD, SIGHTS, STOP, THREADS, now};
@@ -214,6 +215,7 @@ impl Arbiterd {
             turns: Turns::default(),
             held: None,
             is_free: false,
+            held_back: HeldBack::default(),
             gone: Vec::new(),
         };
         arbiterd.watch_all().map_err(failed("epoll"))?;
@@ -338,7 +340,7 @@ fn broker(
     }
     let listener = Broker::listen(socket, access, closer)?;
     let root = desk.service().config().root.clone();
-    let broker = Broker::new(listener, files, given.managed, &root);
+    let broker = Broker::new(listener, (files, closer), given.managed, &root);
     let mut broker = broker.map_err(failed("the companion socket"))?;
     broker.restore(std::mem::take(&mut given.events), desk.service(), now().0);
     let service = desk.service_mut();

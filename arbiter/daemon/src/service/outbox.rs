@@ -22,6 +22,23 @@ pub(crate) struct Answer {
     audited: bool,
 }
 
+impl Answer {
+    /// The lease of which it says that it is held, or lasts.
+    pub(crate) fn says_holds(&self) -> Option<LeaseId> {
+        self.rests_on
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(to: ConnectionId, reply: Reply, rests_on: Option<LeaseId>) -> Self {
+        Answer {
+            to,
+            reply,
+            rests_on,
+            audited: false,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     entries: Vec<Entry>,
@@ -66,6 +83,11 @@ impl Output {
     /// To be sent when the rest is done.
     pub(crate) fn answers(&self) -> &[Answer] {
         &self.answers
+    }
+
+    /// Takes what is to be sent.
+    pub(crate) fn take_answers(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.answers)
     }
 
     /// Only those of the answers are sent that `may`, as it leaves them.
