@@ -435,10 +435,14 @@ impl Broker {
         if before == Some(None) || !holder.is_some_and(HolderSocket::is_there) {
             return Err(says.no(Reason::ForeignThread, FOREIGN));
         }
-        let process = match allowed.group.as_ref().and(thread) {
-            Some(thread) => Some(says.process(thread)?),
+        let task = match allowed.group.as_ref().and(thread) {
+            Some(thread) => Some(says.task(thread)?),
             None => None,
         };
+        let foreign = task
+            .as_ref()
+            .is_some_and(|task| !task.is_of(client.uid, None));
+        let process = task.map(|task| task.process);
         let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
         let started = before.flatten().or_else(|| client.started());
         if let (None, Some(why)) = (started, &client.not_seen) {
@@ -461,6 +465,7 @@ impl Broker {
             request,
             before: before.flatten(),
             process,
+            foreign,
             life,
             name: self.forgets.as_ref().map(|_| name()),
             allowed,
@@ -724,6 +729,7 @@ impl Broker {
         let root = (allowed.event.follows != Follows::Nothing).then_some(Root {
             process: asked.process,
             since: new.since,
+            foreign: asked.foreign,
         });
         Ok(OpenEvent {
             allowed,
@@ -929,14 +935,13 @@ impl<'a> Says<'a> {
         started.map_err(|error| self.unknown(number, error))
     }
 
-    /// The process of a thread.
+    /// A thread and its process.
     ///
     /// # Errors
     /// It has ended, or cannot be looked at.
-    fn process(self, thread: u32) -> Result<u32, Box<NoEvent>> {
+    fn task(self, thread: u32) -> Result<Task, Box<NoEvent>> {
         let task = Task::of(thread).map_err(|error| self.unknown(thread, error))?;
-        let task = task.ok_or_else(|| self.no(Reason::ForeignThread, GONE))?;
-        Ok(task.process)
+        task.ok_or_else(|| self.no(Reason::ForeignThread, GONE))
     }
 
     fn unknown(self, number: u32, error: io::Error) -> Box<NoEvent> {

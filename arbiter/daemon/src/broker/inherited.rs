@@ -20,6 +20,9 @@ pub(super) struct Root {
     /// In which tick the event was opened, or an earlier one: who was started before has not
     /// inherited it.
     pub(super) since: Started,
+    /// It was another user's than who asked, as far as anybody knows: what that does has no price
+    /// for who asked.
+    pub(super) foreign: bool,
 }
 
 /// The tick of a time since the host was booted, in nanoseconds.
@@ -114,6 +117,7 @@ mod tests {
                 root: Some(Root {
                     process: Some(40),
                     since: Started(100),
+                    foreign: false,
                 }),
                 process: None,
                 name: None,

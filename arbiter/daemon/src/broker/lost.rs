@@ -393,7 +393,8 @@ fn tell(one: &Lost, seen: OnOff, told: &mut Vec<Told>) {
     if matches!(seen, OnOff::Excused | OnOff::On) {
         told.push(Told::Reenabled(one.open.having()));
     }
-    if seen == OnOff::On {
+    let foreign = one.open.root.is_some_and(|root| root.foreign);
+    if seen == OnOff::On && !foreign {
         told.push(Told::Outlived(one.open.having()));
     }
 }

@@ -351,10 +351,74 @@ fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
         root: Some(Root {
             process: None,
             since: Started(0),
+            foreign: false,
         }),
         process: me().1,
         name: None,
     };
     let lost = Lost::new(open, &mut judges.stops, 0);
     Some((lost, judges))
+}
+
+/// Whoever is started while an event is stopped takes over that its parent has counted, and is
+/// stopped at the next look, or one after that: for which nobody can do anything.
+#[test]
+fn what_was_being_started_at_the_stop_has_no_price() {
+    use OnOff::{Excused, Off, On, Settles};
+    // Looks in half seconds after the loss, and whether the event was on.
+    let check = |looks: &[(u64, bool)], expected: &[OnOff]| {
+        let Some((mut one, _)) = lost_with(stops::HOST) else {
+            println!("skipped: what_was_being_started_at_the_stop_has_no_price: no events");
+            return;
+        };
+        let mut excuses = Excuses::default();
+        let seen = looks
+            .iter()
+            .map(|(at, on)| one.judge(*on, &mut excuses, at * LOOK));
+        assert_eq!(seen.collect::<Vec<_>>(), expected, "{looks:?}");
+        assert_eq!(one.taken_until > 0, expected.contains(&On), "{looks:?}");
+    };
+    check(&[(1, true), (2, false), (3, false)], &[Settles, Off, Off]);
+    let four = [(1, true), (2, true), (3, true), (4, true)];
+    check(&four, &[Settles; 4]);
+    // After a look that found it off somebody has enabled it.
+    check(&[(1, true), (2, false), (3, true)], &[Settles, Off, On]);
+    check(
+        &[(0, false), (0, true), (1, true)],
+        &[Off, Excused, Excused],
+    );
+    check(&[(1, false), (2, true)], &[Off, On]);
+    // Nothing is being started for so long.
+    let always = [four.as_slice(), &[(5, true)]].concat();
+    check(&always, &[Settles, Settles, Settles, Settles, On]);
+    // Who gets lease after lease is no better off.
+    let mut excuses = Excuses::default();
+    for loss in 1..=MOST_EXCUSED + 1 {
+        let Some((mut one, _)) = lost_with(stops::HOST) else {
+            return;
+        };
+        one.since = loss as u64;
+        let seen = one.judge(true, &mut excuses, LOOK);
+        assert_eq!(seen == On, loss > MOST_EXCUSED, "{loss}: {seen:?}");
+    }
+}
+
+/// What another user's processes do costs who asked for the event nothing; the counter is taken.
+#[test]
+fn an_event_of_anothers_thread_bars_nobody() {
+    for (foreign, told) in [(false, 2), (true, 1)] {
+        let Some((mut one, _)) = lost_with(stops::HOST) else {
+            println!("skipped: an_event_of_anothers_thread_bars_nobody: no events");
+            return;
+        };
+        one.open.root = one.open.root.map(|root| Root { foreign, ..root });
+        one.settles = 0;
+        let mut all = Vec::new();
+        let seen = one.judge(true, &mut Excuses::default(), 9 * LOOK);
+        assert_eq!(seen, OnOff::Excused);
+        let seen = one.judge(true, &mut Excuses::default(), 10 * LOOK);
+        tell(&one, seen, &mut all);
+        assert_eq!((seen, all.len()), (OnOff::On, told), "{all:?}");
+        assert_eq!(taken(&VecDeque::from([one]), 10 * LOOK).len(), 1);
+    }
 }

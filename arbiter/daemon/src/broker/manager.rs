@@ -187,10 +187,10 @@ fn of_group(words: &[&str]) -> Option<(Option<Group>, Follows, Started)> {
     Some((Some(group), follows, Started(asked.parse().ok()?)))
 }
 
-/// The process of a thread, if that is there still.
-fn process_of((thread, started): (u32, Option<Started>)) -> Option<u32> {
+/// A thread, if it is there still.
+fn task_of((thread, started): (u32, Option<Started>)) -> Option<Task> {
     let task = Task::of(thread).ok()??;
-    (started == Some(Started(task.id.started))).then_some(task.process)
+    (started == Some(Started(task.id.started))).then_some(task)
 }
 
 /// The event of a descriptor from the store, and its number. `None`: the name says nothing
@@ -248,15 +248,20 @@ pub(super) fn named(
     };
     let life = (small(6)?, maybe(7)?.map(Started));
     let uid = small(4)?;
+    let root = (follows != Follows::Nothing).then(|| {
+        let task = task_of(life);
+        Root {
+            foreign: !task.as_ref().is_some_and(|task| task.is_of(uid, None)),
+            process: task.map(|task| task.process),
+            since,
+        }
+    });
     let open = OpenEvent {
         allowed,
         event: EventFile::new(event, follows, closer, uid),
         uid,
         pid: small(5)?,
-        root: (follows != Follows::Nothing).then(|| Root {
-            process: process_of(life),
-            since,
-        }),
+        root,
         life,
         process: match numbers.get(14) {
             None => None,

@@ -43,6 +43,8 @@ pub(super) struct PendingEvent {
     pub(super) before: Option<Started>,
     /// The process of a group's thread.
     pub(super) process: Option<u32>,
+    /// That thread is another user's.
+    pub(super) foreign: bool,
     /// The thread that it is to count, or the process that asks for one of a whole CPU.
     pub(super) life: (u32, Option<Started>),
     /// Its name in the service manager's store, if there is one.

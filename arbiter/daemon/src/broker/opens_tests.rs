@@ -38,6 +38,7 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
         tenant: None,
         before: None,
         process: None,
+        foreign: false,
         life: (1, None),
         name: None,
     }
