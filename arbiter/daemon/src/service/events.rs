@@ -1,7 +1,7 @@
 //! Which perf event a holder may have of its lease. The attributes follow from the lease;
 //! what is counted is the only word of the holder's. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::budget::{EventSpec, Fixed, Follows, HandedEvent, Rings};
@@ -271,7 +271,7 @@ impl<'a> Asking<'a> {
         if !below.leave(lease, counter, self.request.cpu) {
             let why = format!(
                 "leases of control groups below the lease's have what its counter {counter} would \
-                 need; the first ones are left for longest"
+                 need; those are left that they can do without, the first ones for longest"
             );
             return Err(wire::Refusal::of(Reason::Held, why).into());
         }
@@ -435,8 +435,8 @@ pub(crate) struct LeasesBelow<'a> {
     leases: Vec<&'a Lease>,
     /// Which of them are needed where each of them is, with that one.
     beside: Vec<Vec<usize>>,
-    /// The most that is needed of a kind, on a CPU or on any of a lease.
-    needs: BTreeMap<(PmuId, bool, Result<u32, LeaseId>), usize>,
+    /// Which counters of a lease are left, of a kind, on a CPU or on any of the lease's.
+    left: BTreeMap<(LeaseId, PmuId, bool, Option<u32>), BTreeSet<usize>>,
 }
 
 impl<'a> LeasesBelow<'a> {
@@ -459,17 +459,17 @@ impl<'a> LeasesBelow<'a> {
         });
         LeasesBelow {
             beside: beside.collect(),
-            needs: BTreeMap::new(),
+            left: BTreeMap::new(),
             leases,
         }
     }
 
-    /// Whether they leave a counter of a lease of the group for events of that one's own: it holds
-    /// it, and of its kind there are more from that one on than these need together, on that CPU
-    /// or on any. Events of a group count what runs in those below it, too.
+    /// Whether they leave a counter of a lease of the group for events of that one's own, on that
+    /// CPU or on any: it holds it, and those below can do with others of it. Events of a group
+    /// count what runs in those below it, too, at the same time as theirs.
     pub(crate) fn leave(&mut self, lease: &Lease, counter: usize, cpu: Option<u32>) -> bool {
-        let held = lease.terms.demands.get(counter..lease.holds);
-        let Some((first, own)) = held.and_then(|held| Some((held.first()?, held))) else {
+        let held = &lease.terms.demands[..lease.holds];
+        let Some(first) = held.get(counter) else {
             return false;
         };
         let (pmu, fixed) = (first.pmu, is_fixed(first));
@@ -478,24 +478,33 @@ impl<'a> LeasesBelow<'a> {
             None => cpus.iter().any(|cpu| lease.terms.cpus.contains(cpu)),
         };
         let (leases, beside) = (&self.leases, &self.beside);
-        let needed = self.needs.entry((pmu, fixed, cpu.ok_or(lease.id)));
-        let needed = needed.or_insert_with(|| {
-            let needs = leases.iter().map(|other| {
-                let terms = &other.terms;
-                let needs = count(&terms.demands[..other.holds], pmu, fixed);
-                if needs > 0 && here(&terms.cpus) {
-                    needs
-                } else {
-                    0
-                }
-            });
-            let needs: Vec<usize> = needs.collect();
+        let left = self.left.entry((lease.id, pmu, fixed, cpu));
+        let left = left.or_insert_with(|| {
+            let needs = |other: &usize| {
+                let other = leases[*other];
+                let demands = other.terms.demands[..other.holds].iter();
+                demands.filter(|_| here(&other.terms.cpus))
+            };
+            let is_alike = |demand: &&Demand| demand.pmu == pmu && is_fixed(demand) == fixed;
             // On the way down to one of them.
-            let deepest = beside.iter().zip(&needs).filter(|(_, needs)| **needs > 0);
-            let along = deepest.map(|(beside, _)| beside.iter().map(|at| needs[*at]).sum());
-            along.max().unwrap_or(0)
+            let ways: HashSet<Vec<CounterSet>> = beside
+                .iter()
+                .map(|beside| {
+                    let alike = beside.iter().flat_map(needs).filter(is_alike);
+                    alike.map(|demand| demand.counters).collect()
+                })
+                .collect();
+            let own = held.iter().enumerate();
+            let (at, own): (Vec<usize>, Vec<CounterSet>) = own
+                .filter(|(_, demand)| is_alike(demand))
+                .map(|(at, demand)| (at, demand.counters))
+                .unzip();
+            left_by(&ways, &own)
+                .into_iter()
+                .map(|one| at[one])
+                .collect()
         });
-        count(own, pmu, fixed) > *needed
+        left.contains(&counter)
     }
 }
 
@@ -503,12 +512,58 @@ fn is_fixed(demand: &Demand) -> bool {
     PerKind::count(demand.counters).fixed > 0
 }
 
-/// How many are of a PMU and of a kind.
-fn count(demands: &[Demand], pmu: PmuId, fixed: bool) -> usize {
-    let alike = demands.iter();
-    alike
-        .filter(|demand| demand.pmu == pmu && is_fixed(demand) == fixed)
-        .count()
+/// Which of a lease's own counters may count at the same time as all that is needed on any of
+/// these ways, each of one kind: as many as can, the first ones before the others.
+///
+/// The host has room for its own *or* for what is needed, whichever is more of each set of
+/// counters. So none may be left that makes both together more than that in a set: wherever one is
+/// confined to, what is given up must be as much as what is needed.
+fn left_by(ways: &HashSet<Vec<CounterSet>>, own: &[CounterSet]) -> Vec<usize> {
+    let mut left = Vec::new();
+    for at in 0..own.len() {
+        left.push(at);
+        let given = (0..own.len()).filter(|at| !left.contains(at));
+        let given: Vec<CounterSet> = given.map(|at| own[at]).collect();
+        let mut kept = left.iter().map(|at| own[*at]);
+        let do_without = |kept| ways.iter().all(|way| is_made_up(kept, &given, way));
+        if !kept.all(do_without) {
+            left.pop();
+        }
+    }
+    left
+}
+
+/// Whether in each set that has all of `kept` no more is needed than is given up: each that is
+/// needed has one for itself that is confined to where these two are.
+fn is_made_up(kept: CounterSet, given: &[CounterSet], needed: &[CounterSet]) -> bool {
+    let mut taken: Vec<Option<usize>> = vec![None; given.len()];
+    needed.len() <= given.len()
+        && (0..needed.len()).all(|need| {
+            let mut seen = vec![false; given.len()];
+            takes(need, &mut taken, &mut seen, &|need, at| {
+                (given[at] & !(needed[need] | kept)).is_empty()
+            })
+        })
+}
+
+/// One takes what it can do with and nobody has, or whose taker can do with another.
+fn takes(
+    need: usize,
+    taken: &mut [Option<usize>],
+    seen: &mut [bool],
+    can_do_with: &impl Fn(usize, usize) -> bool,
+) -> bool {
+    (0..taken.len()).any(|at| {
+        if seen[at] || !can_do_with(need, at) {
+            return false;
+        }
+        seen[at] = true;
+        let is_free = taken[at].is_none_or(|other| takes(other, taken, seen, can_do_with));
+        if is_free {
+            taken[at] = Some(need);
+        }
+        is_free
+    })
 }
 
 /// The groups out of whose leases some leases are taken.
@@ -574,6 +629,7 @@ fn config(counters: CounterSet, chosen: Option<u64>) -> Result<u64, Denial> {
 #[cfg(test)]
 mod tests {
     use arbiter_host::{Asker, Outcome, Owner, Part, Terms, ThreadId, Waits};
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -669,6 +725,93 @@ mod tests {
         }
     }
 
+    /// Sets of one PMU's four counters, by their bits.
+    fn sets(bits: &[u64]) -> Vec<CounterSet> {
+        bits.iter().copied().map(CounterSet::from_bits).collect()
+    }
+
+    fn left_of(own: &[u64], ways: &[&[u64]]) -> Vec<usize> {
+        left_by(&ways.iter().map(|way| sets(way)).collect(), &sets(own))
+    }
+
+    /// A lease keeps those that leases below can do without, not just so many.
+    #[test]
+    fn who_names_a_counter_below_takes_that_one() {
+        const ANY: u64 = 15;
+        let check = |own: &[u64], ways: &[&[u64]], expected: &[usize]| {
+            assert_eq!(left_of(own, ways), expected, "{own:?} {ways:?}");
+        };
+        check(&[ANY; 4], &[], &[0, 1, 2, 3]);
+        check(&[ANY; 4], &[&[ANY, ANY]], &[0, 1]);
+        check(&[1, 2], &[&[1]], &[1]);
+        check(&[1, 2], &[&[2]], &[0]);
+        check(&[1, 2], &[&[ANY]], &[0]);
+        check(&[ANY, 4], &[&[4]], &[0]);
+        check(&[ANY, ANY], &[&[4]], &[0]);
+        // One that is left here can do with any, so that the other can take what it names.
+        check(&[1, ANY], &[&[2]], &[1]);
+        // They share in time, and each way needs one of its own.
+        check(&[1, 2, 4], &[&[1], &[2]], &[2]);
+        check(&[1, 2, 4], &[&[1, 2]], &[2]);
+        // What is needed is neither of these: the host has room for two at a time.
+        check(&[1, 2], &[&[4]], &[]);
+        check(&[3, 3], &[&[1], &[2]], &[0]);
+        check(&[3, 3, ANY], &[&[1], &[2]], &[0, 2]);
+    }
+
+    /// How many of these are confined to a set.
+    fn confined(sets: &[u64], to: u64) -> usize {
+        sets.iter().filter(|set| *set & !to == 0).count()
+    }
+
+    /// Whether these fit beside what is needed on each way, in each set of counters, where the
+    /// host has room for what the lease has or for what is needed.
+    fn fit(own: &[u64], left: &[usize], ways: &[Vec<u64>]) -> bool {
+        let kept: Vec<u64> = left.iter().map(|at| own[*at]).collect();
+        (1..16).all(|set| {
+            ways.iter().all(|way| {
+                let needed = confined(way, set);
+                confined(&kept, set) + needed <= confined(own, set).max(needed)
+            })
+        })
+    }
+
+    fn some(set: impl Strategy<Value = u64> + Clone) -> impl Strategy<Value = Vec<u64>> {
+        proptest::collection::vec(set, 0..5)
+    }
+
+    fn any_or_one() -> impl Strategy<Value = u64> + Clone {
+        prop_oneof![Just(15u64), (0u32..4).prop_map(|bit| 1 << bit)]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_fits_beside_what_is_needed(
+            own in some(1u64..16),
+            ways in proptest::collection::vec(some(1u64..16), 0..4),
+        ) {
+            let slices: Vec<&[u64]> = ways.iter().map(Vec::as_slice).collect();
+            prop_assert!(fit(&own, &left_of(&own, &slices), &ways));
+        }
+
+        /// Of what people ask for, any counters and certain ones, none is withheld in vain.
+        #[test]
+        fn as_much_is_left_as_can_be(
+            own in some(any_or_one()),
+            ways in proptest::collection::vec(some(any_or_one()), 0..4),
+        ) {
+            let slices: Vec<&[u64]> = ways.iter().map(Vec::as_slice).collect();
+            let mut expected = Vec::new();
+            for at in 0..own.len() {
+                expected.push(at);
+                if !fit(&own, &expected, &ways) {
+                    expected.pop();
+                }
+            }
+            prop_assert_eq!(left_of(&own, &slices), expected);
+        }
+    }
+
     /// A lease has four of a kind; of those below its group some need two, one and one.
     #[test]
     fn what_groups_below_need_is_not_the_outer_ones() {
@@ -703,14 +846,12 @@ mod tests {
                 with_others: true,
             })),
         };
-        let mut lease = |path: &str, programmable: usize, cpus: &[u32]| {
-            let counters = [CounterSet::first(0, 2)].into_iter();
-            let counters = counters.chain(vec![CounterSet::first(8, 0); programmable]);
-            let demands = counters.map(|counters| Demand {
+        let mut lease = |path: &str, counters: &[CounterSet], cpus: &[u32]| {
+            let demands = counters.iter().map(|counters| Demand {
                 pmu: PmuId(0),
-                counters,
+                counters: *counters,
             });
-            let demands: Vec<Demand> = demands.skip(usize::from(path != "/1")).collect();
+            let demands: Vec<Demand> = demands.collect();
             let terms = Terms {
                 at_least: demands.len(),
                 demands,
@@ -740,23 +881,31 @@ mod tests {
             // The fixed-function one is the first.
             (lease, left(None), left(Some(0)))
         };
+        let any = [CounterSet::first(8, 0); 4];
+        let third = [CounterSet::from_bits(4)];
+        // The third of its five is for the third counter alone.
+        let of_outer = [&[CounterSet::first(0, 2)], &any[..1], &third[..], &any[..2]].concat();
         let all = vec![0, 1, 2, 3, 4];
         assert_eq!(
-            lease("/1", 4, &[0, 1]),
+            lease("/1", &of_outer, &[0, 1]),
             (LeaseId(1), all.clone(), all.clone())
         );
-        assert_eq!(lease("/9", 2, &[0, 1]).1, all, "it is beside it");
+        assert_eq!(lease("/9", &any[..2], &[0, 1]).1, all, "it is beside it");
         assert_eq!(
-            lease("/1/2", 2, &[1]),
+            lease("/1/2", &any[..2], &[1]),
             (LeaseId(3), vec![0, 1, 2], all.clone())
         );
-        assert_eq!(lease("/1/4", 1, &[1]).1, [0, 1, 2], "groups share in time");
         assert_eq!(
-            lease("/1/2/3", 1, &[1]),
+            lease("/1/4", &third, &[1]).1,
+            [0, 1, 3],
+            "groups share in time"
+        );
+        assert_eq!(
+            lease("/1/2/3", &any[..1], &[1]),
             (LeaseId(5), vec![0, 1], all.clone())
         );
         // A part is beside all of these, and is on one CPU only.
-        let part = lease("/1/part", 1, &[1]);
+        let part = lease("/1/part", &any[..1], &[1]);
         assert_eq!(part, (LeaseId(6), vec![0], all));
         let above = groups_above(&arbiter, &[LeaseId(6)]);
         assert_eq!(above, BTreeSet::from([GroupId(1)]));
