@@ -1,7 +1,8 @@
 //! The service played through: clients that come, go, and lose their answers; an arbiter that
 //! crashes between any two steps, or while it writes; a disk that is full for a while; time that
 //! jumps; control groups that are made, run in, emptied, and removed, of which others of their
-//! names come, and threads that move between them. After each step nobody believes that it holds
+//! names come, and threads that move between them; leases of parts of them, and for users that do
+//! not ask themselves. After each step nobody believes that it holds
 //! what another does, and nobody has lost what was acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use arbiter::{CounterSet, Nanos};
 use arbiter_host::{
-    BootTime, Cause, CpuSet, Demand, Group, GroupId, HostArbiter, Lease, LeaseId, LeaseScope,
-    Outcome, Owner, PmuId, Scope, TenantId, Terms, ThreadId, Waits,
+    Asker, BootTime, Cause, CpuSet, Demand, Group, GroupId, HostArbiter, Lease, LeaseId,
+    LeaseScope, Outcome, Owner, Part, PmuId, Scope, TenantId, Terms, ThreadId, Waits,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -20,11 +21,11 @@ use umpire_lease::{self as wire, INTERFACE};
 use varlink::Request;
 
 use crate::commit::{Committer, Journal};
-use crate::config::{ArbiterConfig, PmuConfig, WatchdogConfig};
+use crate::config::{ArbiterConfig, Members, PmuConfig, WatchdogConfig};
 use crate::group_watch::Groups;
 use crate::journal::{self, Entry, HEADER, header, recall};
 use crate::peer::Client;
-use crate::played::PlayedGroups;
+use crate::played::{self, PlayedGroups};
 use crate::service::{ConnectionId, Service};
 use crate::task::Life;
 
@@ -32,6 +33,8 @@ const BOOT: &str = "0b5c6c3e-6f0b-4f6a-a5ae-3e6f5a1d2c3b";
 const COUNTERS: u32 = 4;
 const MS: u64 = 1_000_000;
 const WINDOW: u64 = 200 * MS;
+/// A user who runs nothing here.
+const ABSENT: u32 = 12_345;
 
 /// A disk that may be full, and may not take what the kernel has for it.
 #[derive(Debug, Default)]
@@ -84,6 +87,14 @@ enum For {
     Cpu,
     Group(usize),
     Thread(usize),
+    /// For whatever this thread, which is taken for a process that asks, has others run in the
+    /// group in which it runs.
+    Part(usize),
+    /// For the user who runs all that runs here, or for one who runs nothing, by somebody else.
+    Job {
+        group: usize,
+        absent: bool,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -198,8 +209,11 @@ fn step() -> impl Strategy<Value = Step> {
 fn step_in_groups() -> impl Strategy<Value = Step> {
     let of = prop_oneof![
         1 => Just(For::Cpu),
-        6 => (0..GROUPS.len()).prop_map(For::Group),
+        5 => (0..GROUPS.len()).prop_map(For::Group),
         3 => (0..THREADS).prop_map(For::Thread),
+        3 => (0..THREADS).prop_map(For::Part),
+        2 => (0..GROUPS.len(), any::<bool>())
+            .prop_map(|(group, absent)| For::Job { group, absent }),
     ];
     let moves = (0..THREADS, proptest::option::weighted(0.7, 0..GROUPS.len()));
     prop_oneof![
@@ -227,6 +241,14 @@ struct Belief {
     certain: bool,
 }
 
+/// What a lease had when all was answered.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    holds: usize,
+    uid: u32,
+    by: Option<Asker>,
+}
+
 struct World {
     service: Service,
     committer: Committer<Disk>,
@@ -244,14 +266,26 @@ struct World {
     watch: Groups,
     /// Of leases in groups, those above of which they are parts.
     within: BTreeMap<LeaseId, BTreeSet<GroupId>>,
-    /// What leases in groups held when all was answered last.
-    acknowledged: BTreeMap<LeaseId, usize>,
+    /// What leases in groups were when all was answered last.
+    acknowledged: BTreeMap<LeaseId, Kept>,
     /// Leases in whose groups something was seen to run, by this arbiter.
     ran: BTreeSet<LeaseId>,
 }
 
+/// The user and the group of this process.
+fn own_ids() -> (u32, u32) {
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    (user.as_raw(), group.as_raw())
+}
+
 fn config(root: &Path) -> ArbiterConfig {
     ArbiterConfig {
+        members: vec![Members {
+            users: vec![own_ids().0, ABSENT],
+            operator: true,
+            for_others: true,
+            ..Members::default()
+        }],
         root: root.to_owned(),
         arrive: Nanos(300 * MS),
         pmus: vec![PmuConfig::stated(4, 0).expect("four counters")],
@@ -272,10 +306,20 @@ fn client() -> Client {
     let life = Life::of(std::process::id()).expect("it can be seen");
     Client {
         pid: std::process::id(),
-        uid: rustix::process::geteuid().as_raw(),
+        uid: own_ids().0,
         process: life.map(|life| life.id),
         is_inner: Some(false),
         ..Client::default()
+    }
+}
+
+/// A thread, taken for a process that asks from the group in which it runs.
+fn client_in_group(thread: u32) -> Client {
+    let life = Life::of(thread).expect("it can be seen");
+    Client {
+        process: life.map(|life| life.id),
+        cgroup: played::cgroup(thread),
+        ..client()
     }
 }
 
@@ -344,9 +388,19 @@ impl World {
     }
 
     fn call(&mut self, from: ConnectionId, method: &str, parameters: Value, more: bool) {
+        self.call_by(&client(), from, (method, parameters), more);
+    }
+
+    fn call_by(
+        &mut self,
+        client: &Client,
+        from: ConnectionId,
+        (method, parameters): (&str, Value),
+        more: bool,
+    ) {
         let mut request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
         request.more = more.then_some(true);
-        self.service.call(from, &client(), &request, self.now);
+        self.service.call(from, client, &request, self.now);
     }
 
     fn connection(&mut self) -> ConnectionId {
@@ -376,7 +430,11 @@ impl World {
                     self.beliefs
                         .retain(|_, other| other.connection != belief.connection);
                     self.gone.insert(belief.connection);
+                    let held = self.of_groups();
                     self.service.gone(belief.connection, self.now);
+                    let left = self.of_groups();
+                    let ended = held.difference(&left).next();
+                    assert_eq!(ended, None, "no connection holds a group's lease");
                 }
             }
             Step::Pass { ms } => {
@@ -424,6 +482,11 @@ impl World {
             return;
         };
         let from = self.connection();
+        let of_group = |group: usize| wire::Request {
+            scope: Some(LeaseScope::Cgroup),
+            cgroup: Some(GROUPS[group].to_owned()),
+            ..wire::Request::default()
+        };
         let request = wire::Request {
             counters: vec![wire::Counters::programmable(counters)],
             at_least: Some(at_least),
@@ -432,9 +495,17 @@ impl World {
             guaranteed: Some(guaranteed),
             ..match of {
                 For::Cpu => wire::Request::default(),
-                For::Group(group) => wire::Request {
-                    scope: Some(LeaseScope::Cgroup),
-                    cgroup: Some(GROUPS[group].to_owned()),
+                For::Group(group) => of_group(group),
+                For::Job { group, absent } => {
+                    let (uid, gid) = own_ids();
+                    wire::Request {
+                        for_uid: Some(if absent { ABSENT } else { uid }),
+                        for_gid: Some(if absent { ABSENT } else { gid }),
+                        ..of_group(group)
+                    }
+                }
+                For::Part(_) => wire::Request {
+                    scope: Some(LeaseScope::Part),
                     ..wire::Request::default()
                 },
                 For::Thread(thread) => wire::Request {
@@ -444,7 +515,32 @@ impl World {
                 },
             }
         };
-        self.call(from, "Acquire", json!({ "request": request }), more);
+        let client = match of {
+            For::Part(thread) => client_in_group(threads()[thread]),
+            For::Cpu | For::Group(_) | For::Thread(_) | For::Job { .. } => client(),
+        };
+        let absent = |world: &Self| {
+            let leases = world.service.arbiter().leases();
+            let theirs = leases.filter(|lease| lease.owner.uid == ABSENT);
+            theirs.map(|lease| lease.id).collect::<BTreeSet<_>>()
+        };
+        let before = absent(self);
+        let parameters = json!({ "request": request });
+        self.call_by(&client, from, ("Acquire", parameters), more);
+        if let For::Job { group, .. } = of
+            && self.host.runs(GROUPS[group])
+        {
+            let new = absent(self).difference(&before).next().copied();
+            assert_eq!(new, None, "who runs there is somebody else");
+        }
+    }
+
+    /// The leases of groups that hold something.
+    fn of_groups(&self) -> BTreeSet<LeaseId> {
+        let leases = self.service.arbiter().leases();
+        let of_groups = leases.filter(|lease| lease.terms.scope.group().is_some());
+        let hold = of_groups.filter(|lease| lease.holds > 0);
+        hold.map(|lease| lease.id).collect()
     }
 
     fn release(&mut self, which: usize, keep: u32) {
@@ -525,15 +621,24 @@ impl World {
         }
         self.look();
         if self.service.stuck().is_none() {
-            self.acknowledged = self.holds();
+            self.acknowledged = self.kept();
         }
     }
 
-    /// What leases in groups hold, and those for threads.
-    fn holds(&self) -> BTreeMap<LeaseId, usize> {
+    /// What leases in groups have, and those for threads.
+    fn kept(&self) -> BTreeMap<LeaseId, Kept> {
         let leases = self.service.arbiter().leases();
         let in_groups = leases.filter(|lease| lease.terms.scope != Scope::Cpu);
-        in_groups.map(|lease| (lease.id, lease.holds)).collect()
+        let kept = in_groups.map(|lease| {
+            let owner = &lease.owner;
+            let kept = Kept {
+                holds: lease.holds,
+                uid: owner.uid,
+                by: owner.by,
+            };
+            (lease.id, kept)
+        });
+        kept.collect()
     }
 
     /// Until nothing ends any more: an end may have others be what they were not.
@@ -562,12 +667,17 @@ impl World {
                     );
                 }
             }
-            let of = match &lease.terms.scope {
-                Scope::Part(part) => Some(part.of.id),
-                Scope::Cpu | Scope::Thread(_) | Scope::Group(_) => None,
+            let (of, with_others) = match &lease.terms.scope {
+                Scope::Part(part) => (Some(part.of.id), part.with_others),
+                Scope::Cpu | Scope::Thread(_) | Scope::Group(_) => (None, false),
             };
             for thread in lease.terms.scope.threads() {
-                let chain = self.host.chain(thread.number).into_iter().map(GroupId);
+                let mut chain = self.host.chain(thread.number).into_iter().map(GroupId);
+                if with_others {
+                    let is_in = chain.any(|group| Some(group) == of);
+                    assert!(is_in, "its process is elsewhere: {lease:?}");
+                    continue;
+                }
                 let leased = arbiter.leased_groups();
                 let innermost = chain.rev().find(|group| leased.contains_key(group));
                 assert_eq!(innermost, of, "its thread is elsewhere: {lease:?}");
@@ -617,7 +727,7 @@ impl World {
             .iter()
             .map(|(id, belief)| (*id, *belief))
             .collect();
-        let dying = self.holds();
+        let dying = self.kept();
         if let Some(percent) = written {
             let output = self.service.take();
             let disk = self.committer.journal_mut();
@@ -641,11 +751,14 @@ impl World {
         self.service.set_online(&self.cpus(), self.now);
         let leases = recalled.leases.into_values().collect();
         self.service.restore(leases, recalled.next, self.now);
-        let there = self.holds();
-        for (id, held) in &self.acknowledged {
-            let least = dying.get(id).map_or(0, |holds| *holds.min(held));
-            let holds = there.get(id).copied().unwrap_or(0);
+        let there = self.kept();
+        for (id, kept) in &self.acknowledged {
+            let least = dying.get(id).map_or(0, |dying| dying.holds.min(kept.holds));
+            let now = there.get(id);
+            let holds = now.map_or(0, |now| now.holds);
             assert!(holds >= least, "what was acknowledged is lost: {id:?}");
+            let is_same = |now: &Kept| (now.uid, now.by) == (kept.uid, kept.by);
+            assert!(now.is_none_or(is_same), "{id:?} is another's: {kept:?}");
         }
         // A number that nobody was told of may be another's now.
         let acknowledged = &self.acknowledged;
@@ -723,6 +836,7 @@ fn needed<'a>(leases: impl Iterator<Item = &'a Lease>) -> (usize, usize) {
     let mut groups: BTreeMap<GroupId, (usize, Vec<GroupId>)> = BTreeMap::new();
     let mut outside: BTreeMap<ThreadId, usize> = BTreeMap::new();
     let mut inside: BTreeMap<(ThreadId, GroupId), (usize, Vec<GroupId>)> = BTreeMap::new();
+    let mut parts: BTreeMap<GroupId, (usize, Vec<GroupId>)> = BTreeMap::new();
     for lease in leases.filter(|lease| lease.holds > 0) {
         let above = || (0, lease.terms.scope.above().collect());
         match &lease.terms.scope {
@@ -735,6 +849,9 @@ fn needed<'a>(leases: impl Iterator<Item = &'a Lease>) -> (usize, usize) {
                     *outside.entry(*thread).or_default() += lease.holds;
                 }
             }
+            Scope::Part(part) if part.with_others => {
+                parts.entry(part.of.id).or_insert_with(above).0 += lease.holds;
+            }
             Scope::Part(part) => {
                 for thread in &part.threads {
                     let there = inside.entry((*thread, part.of.id));
@@ -743,10 +860,24 @@ fn needed<'a>(leases: impl Iterator<Item = &'a Lease>) -> (usize, usize) {
             }
         }
     }
-    for (holds, above) in groups.values().chain(inside.values()) {
-        let mut path = *holds;
-        for group in above.iter().rev() {
-            let has = groups.get(group).map_or(0, |(holds, _)| *holds);
+    let of = |all: &BTreeMap<GroupId, (usize, Vec<GroupId>)>, group: &GroupId| {
+        all.get(group).map_or(0, |(holds, _)| *holds)
+    };
+    for of_part in parts.keys() {
+        assert!(
+            of(&groups, of_part) > 0,
+            "a part of nothing, in {of_part:?}"
+        );
+    }
+    // On the way down to each: what a group's parts run may be on any of these.
+    let within = |of: &GroupId, above: &[GroupId]| [above, &[*of]].concat();
+    let to_groups = groups.iter().map(|(of, (_, above))| (0, within(of, above)));
+    let to_parts = parts.values().map(|(_, above)| (0, above.clone()));
+    let to_threads = inside.values().cloned();
+    for (mut path, way) in to_groups.chain(to_parts).chain(to_threads) {
+        for group in way.iter().rev() {
+            path += of(&parts, group);
+            let has = of(&groups, group);
             assert!(
                 has == 0 || path <= has,
                 "{path} below {group:?}, which has {has}"
@@ -822,6 +953,21 @@ fn group(id: u64, above: &[u64]) -> Scope {
     }))
 }
 
+/// A part of a group for all that some process runs there.
+fn part_of(id: u64, above: &[u64]) -> Scope {
+    let Scope::Group(of) = group(id, above) else {
+        unreachable!("it is a group");
+    };
+    Scope::Part(Box::new(Part {
+        of,
+        threads: vec![ThreadId {
+            number: 7,
+            started: 1,
+        }],
+        with_others: true,
+    }))
+}
+
 /// The leases that an arbiter comes back with of which so much of its journal was written, and what
 /// they hold.
 fn after(bytes: &[u8]) -> Vec<(u64, usize)> {
@@ -862,15 +1008,16 @@ fn cut(
 #[test]
 fn no_journal_has_a_group_below_without_the_one_above_it() {
     let asked = vec![
-        asks(group(71, &[]), 3, None),
+        asks(group(71, &[]), 4, None),
         asks(group(72, &[71]), 2, None),
+        asks(part_of(72, &[71]), 1, None),
         asks(group(73, &[71, 72]), 1, None),
     ];
     let seen = cut(asked, |service, leases| {
         let ended = BTreeMap::from([(leases[0], Cause::GroupEmpty)]);
         service.groups_ended(&ended, BootTime(1));
     });
-    let all = vec![(1, 3), (2, 2), (3, 1)];
+    let all = vec![(1, 4), (2, 2), (3, 1), (4, 1)];
     assert_eq!(seen, BTreeSet::from([vec![], all]));
 }
 
@@ -929,4 +1076,83 @@ fn leases_of_played_groups_come_and_go() {
     let crash = Step::Crash { written: Some(50) };
     let left = played(&mut world, vec![crash, to(None), Step::Look]);
     assert_eq!(left, []);
+}
+
+/// The arbiter dies after each step of a story, with this much written of what it had decided.
+#[test]
+fn a_crash_after_any_step_loses_no_part_and_nobodys_name() {
+    let ask = |of, counters| Step::Ask {
+        of,
+        counters,
+        at_least: counters,
+        more: true,
+        waits_ms: None,
+        lasts_ms: None,
+        guaranteed: true,
+    };
+    let to = |thread, group| Step::Move { thread, group };
+    let job = For::Job {
+        group: 0,
+        absent: false,
+    };
+    let story = [
+        Step::Make { group: 0 },
+        Step::Make { group: 1 },
+        to(0, Some(0)),
+        to(1, Some(1)),
+        ask(job, 4),
+        Step::Settle,
+        ask(For::Part(0), 1),
+        ask(For::Group(1), 2),
+        Step::Settle,
+        // It is taken out of the inner group's, which has no other left.
+        ask(For::Part(1), 1),
+        ask(For::Thread(1), 2),
+        Step::Settle,
+        Step::Look,
+    ];
+    let ends = [
+        to(0, Some(3)),
+        Step::Look,
+        to(1, None),
+        to(0, None),
+        Step::Look,
+    ];
+    for at in 0..=story.len() {
+        for written in [None, Some(0), Some(30), Some(60), Some(100)] {
+            let mut world = World::new();
+            for step in &story[..at] {
+                world.play(step.clone());
+            }
+            world.play(Step::Crash { written });
+            for step in &story[at..] {
+                world.play(step.clone());
+            }
+            world.settle();
+            let owner = (own_ids().0, Some(own_ids().0));
+            let leases = world.service.arbiter().leases();
+            let leases = leases.map(|lease| {
+                let by = lease.owner.by.map(|by| by.uid);
+                (lease.terms.scope.word(), lease.holds, (lease.owner.uid, by))
+            });
+            let leases: Vec<_> = leases.collect();
+            let outer = (LeaseScope::Cgroup, 4, owner);
+            // What was asked for last has no answer yet, and may be lost.
+            assert!(
+                leases.contains(&outer) || at == 5,
+                "{at} {written:?} {leases:?}"
+            );
+            let words = leases
+                .iter()
+                .map(|(word, holds, _)| (word.to_string(), *holds));
+            let words: Vec<_> = words.collect();
+            let all = [("cgroup", 4), ("part", 1), ("cgroup", 2), ("part", 1)];
+            let all = all.map(|(word, holds)| (word.to_owned(), holds));
+            assert!(at > 0 || words == all, "{words:?}");
+            for step in &ends {
+                world.play(step.clone());
+            }
+            assert_eq!(world.service.arbiter().leases().count(), 0);
+        }
+    }
 }
