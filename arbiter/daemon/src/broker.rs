@@ -8,6 +8,7 @@ mod inherited;
 mod lost;
 mod manager;
 mod opens;
+mod shares;
 mod stops;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -33,16 +34,17 @@ use crate::peer::{self, Client, NoThread, Started};
 use crate::service::{Allowed, Having, LeasesBelow, NoEvent, Service, Told, groups_above};
 use crate::task::{Life, Task};
 use inherited::{Root, meet};
-use lost::{Excuses, Judges, Lost, MostLost};
+use lost::{Excuses, Judges, Lost};
 pub(crate) use manager::PREFIX;
 use manager::Whose;
 use opens::{NewEvent, Opened, Opens, PendingEvent};
+use shares::{Had, NoRoom, Shares};
 use stops::{EventFile, Stops};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
-/// Most events of a user.
-const MOST_EVENTS: usize = 1024;
+/// Files of an event while it is being opened: its own, and that of its thread's process.
+const FILES_OF_OPENING: usize = 2;
 /// Of so many events of groups it is looked in one go whether their threads are there still.
 const LOOKS_AT: usize = 256;
 
@@ -76,6 +78,8 @@ struct OpenEvent {
     allowed: Allowed,
     event: EventFile,
     uid: u32,
+    /// The tenant for which it was asked for, if that is known.
+    tenant: Option<TenantId>,
     pid: u32,
     /// The thread that it counts, or the process that asked for one of a whole CPU.
     life: (u32, Option<Started>),
@@ -106,7 +110,7 @@ pub(crate) struct Broker {
     open: BTreeMap<LeaseId, Vec<OpenEvent>>,
     /// Those that were looked at last are at the end.
     lost: VecDeque<Lost>,
-    most_lost: usize,
+    shares: Shares,
     judges: Judges,
     opens: Opens,
     closer: Closer,
@@ -176,7 +180,7 @@ impl Broker {
             holders: BTreeMap::new(),
             open: BTreeMap::new(),
             lost: VecDeque::new(),
-            most_lost: usize::try_from(files / 2).unwrap_or(usize::MAX),
+            shares: Shares::of(files),
             judges,
             opens,
             closer: closer.clone(),
@@ -205,8 +209,10 @@ impl Broker {
             log::info!("{} events of before are known", known.len());
         }
         let mut below = Below::new();
-        for (number, open) in known {
+        for (number, mut open) in known {
             self.number = self.number.max(number);
+            let lease = arbiter.lease(open.allowed.lease);
+            open.tenant = lease.map(|lease| lease.owner.tenant);
             if has(arbiter, &mut below, &open) {
                 self.have(open, now);
             } else {
@@ -391,6 +397,14 @@ impl Broker {
         let Some(holder) = self.holders.get(&id) else {
             return Ok(());
         };
+        let uid = holder.client.uid;
+        if self.check_room(uid, None).is_err() {
+            let over = lost::take_over(&mut self.lost, uid, &self.groups);
+            self.forget(over.and_then(|over| over.name));
+        }
+        let Some(holder) = self.holders.get(&id) else {
+            return Ok(());
+        };
         let client = &holder.client;
         let Ok(request) = serde_json::from_slice::<EventRequest>(request) else {
             let why = "this is no request for an event: one JSON object with lease and counter";
@@ -507,7 +521,7 @@ impl Broker {
     /// one be started all the same.
     fn can_keep(&self, uid: u32, name: &str) -> bool {
         let open = self.open.values().flatten();
-        let all = open.chain(self.lost.iter().map(|lost| &lost.open));
+        let all = open.chain(self.lost.iter().map(Lost::event));
         let names = all.filter_map(|open| Some((open.uid, open.name.as_deref()?)));
         let has_room = manager::has_room(names.chain(self.opens.names()), uid, name);
         if !has_room && !self.store_full {
@@ -520,13 +534,31 @@ impl Broker {
         has_room
     }
 
-    fn has_room(&self, says: Says<'_>) -> Result<(), Box<NoEvent>> {
-        let own = self.open.values().flatten();
-        if own.filter(|open| open.uid == says.client.uid).count() >= MOST_EVENTS {
-            let why = format!("this user has {MOST_EVENTS} events; give a lease back first");
-            return Err(says.no(Reason::TooManyEvents, &why));
+    /// Whether there is room for one more event of a user, asked for for a tenant.
+    fn check_room(&self, uid: u32, tenant: Option<TenantId>) -> Result<(), NoRoom> {
+        let mut had = Had::default();
+        let mut add = |of: u32, for_tenant: Option<TenantId>, files: usize| {
+            had.all += files;
+            had.of_tenant += if for_tenant == tenant { files } else { 0 };
+            had.of_user += if of == uid { files } else { 0 };
+            usize::from(of == uid)
+        };
+        let mut open = 0;
+        for event in self.open.values().flatten() {
+            open += add(event.uid, event.tenant, 1);
         }
-        Ok(())
+        for (of, for_tenant) in self.opens.users() {
+            open += add(of, for_tenant, FILES_OF_OPENING);
+        }
+        let lost = self.lost.iter().map(Lost::event);
+        let lost = lost.map(|event| add(event.uid, event.tenant, 1)).sum();
+        let had = Had { open, lost, ..had };
+        self.shares.check(had, FILES_OF_OPENING)
+    }
+
+    fn has_room(&self, says: Says<'_>) -> Result<(), Box<NoEvent>> {
+        let room = self.check_room(says.client.uid, says.tenant);
+        room.map_err(|why| says.no(Reason::TooManyEvents, &why.to_string()))
     }
 
     /// Hands over what the kernel has opened, and tells those who have waited for too long.
@@ -635,7 +667,7 @@ impl Broker {
         }
         let counter = usize::try_from(later.counter).ok();
         let is_same = |lost: &Lost| {
-            let allowed = &lost.open.allowed;
+            let allowed = &lost.event().allowed;
             allowed.lease == later.lease && Some(allowed.counter) == counter
         };
         self.lost
@@ -718,14 +750,6 @@ impl Broker {
         }
         self.has_room(says)?;
         self.counts_by_no_other(&allowed, asked.life, asked.process, says)?;
-        let most = MostLost::of(self.most_lost);
-        let room = lost::make_room(&mut self.lost, most, client.uid, &self.groups);
-        let Ok(gone) = room else {
-            let why = "too many events that this user has lost could count still; end the \
-                       processes that asked for them, and try again a minute later";
-            return Err(says.no(Reason::TooManyEvents, why));
-        };
-        self.forget(gone.and_then(|gone| gone.name));
         let root = (allowed.event.follows != Follows::Nothing).then_some(Root {
             process: asked.process,
             since: new.since,
@@ -735,6 +759,7 @@ impl Broker {
             allowed,
             event: new.event,
             uid: client.uid,
+            tenant: asked.tenant,
             pid: client.pid,
             life: asked.life,
             root,

@@ -19,15 +19,18 @@ use super::fixture::{Daemon, LONG, programmable};
 /// PERF_TYPE_SOFTWARE, whose event 1 is the time that a thread has run.
 const TASK_CLOCK: u64 = 1;
 
-fn daemon() -> Daemon {
+fn policy() -> String {
     let me = rustix::process::geteuid().as_raw();
-    let config = format!(
+    format!(
         "grace-ms = 0\n\
          [[pmu]]\nprogrammable = 4\nperf-type = 1\n\
          [[tenant]]\nname = \"open\"\nusers = [{me}]\noperator = true\nopens-events = true\n\
          [[tenant]]\nname = \"closed\"\nusers = [{me}]\n"
-    );
-    Daemon::with(&[], &config)
+    )
+}
+
+fn daemon() -> Daemon {
+    Daemon::with(&[], &policy())
 }
 
 fn own_thread() -> u32 {
@@ -89,6 +92,37 @@ pub(super) fn refused(result: Result<OwnedFd, CallError>) -> (String, String) {
         Err(CallError::Refused(why)) => (why.reason.to_string(), why.message),
         other => panic!("{other:?}"),
     }
+}
+
+/// Events have a part of the descriptors, and everybody else is heard.
+#[test]
+fn events_do_not_take_the_descriptors_of_all() {
+    const TEST: &str = "events_do_not_take_the_descriptors_of_all";
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut daemon = Daemon::in_folder(folder, &[], &policy());
+    daemon.limited("ulimit -n 256; exec \"$0\" \"$@\"");
+    let held = lease(&daemon, vec![own_thread()], "open");
+    let mut events = Events::connect(&daemon.socket()).expect("it listens");
+    let mut all = Vec::new();
+    // Each is lost to the next one, and could be enabled still.
+    let why = loop {
+        match events.open(&request(&held, 0)) {
+            Ok(event) => all.push(event),
+            Err(CallError::Refused(why)) if why.reason == Reason::NotOpened => {
+                println!("skipped: {TEST}: {}", why.message);
+                return;
+            }
+            Err(CallError::Refused(why)) => break why,
+            Err(other) => panic!("{other}"),
+        }
+        assert!(all.len() < 256, "{}", daemon.log());
+    };
+    assert_eq!(why.reason.to_string(), "too-many-events", "{}", why.message);
+    assert!(why.message.contains("RLIMIT_NOFILE"), "{}", why.message);
+    assert!(all.len() >= 8, "{}", all.len());
+    let others = [(); 32].map(|()| daemon.connect());
+    daemon.out(&["who"]);
+    drop(others);
 }
 
 #[test]

@@ -112,6 +112,7 @@ mod tests {
                     ..thread_clock()
                 }),
                 uid: 7,
+                tenant: None,
                 pid: 40,
                 life: (41, Some(Started(5))),
                 root: Some(Root {

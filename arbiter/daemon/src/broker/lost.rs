@@ -9,16 +9,12 @@ use std::time::Duration;
 use arbiter_host::{Group, GroupId, PmuId};
 
 use super::OpenEvent;
-use super::stops::{EventFile, Order, Sight, Stops};
+use super::stops::{EventFile, EventSight, Order, Stops};
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
 use crate::service::{Allowed, Taken, TakenBy, Told};
 use crate::task::Life;
 
-/// Most that a user has lost and that are still looked at.
-const MOST_LOST: usize = 4096;
-/// Of the room for lost events a user has one part in so many at most.
-const SHARE_OF_USER: usize = 4;
 /// Most lost events that are looked at in one go.
 const LOOKS_AT: usize = 2048;
 /// Of so many of a user it is found out at once whether they are over, where there is no room.
@@ -87,7 +83,7 @@ pub(super) struct Judges {
 /// An event that somebody should not use any more.
 #[derive(Debug)]
 pub(super) struct Lost {
-    pub(super) open: OpenEvent,
+    open: OpenEvent,
     /// `None`: the kernel had no counter for it. It says the time again when somebody has
     /// enabled it anew, and when the thread that it counts has ended.
     enabled: Option<Duration>,
@@ -149,8 +145,12 @@ impl Lost {
         lost
     }
 
+    pub(super) fn event(&self) -> &OpenEvent {
+        &self.open
+    }
+
     /// What came of it.
-    fn stopped(&mut self, seen: &Sight) {
+    fn stopped(&mut self, seen: &EventSight) {
         self.enabled = seen.enabled;
         if let Some(error) = &seen.failed {
             let lease = self.open.allowed.lease.0;
@@ -237,7 +237,7 @@ impl Lost {
     }
 
     /// What has come of an order.
-    fn answered(&mut self, seen: &Sight, excuses: &mut Excuses, now: u64) -> OnOff {
+    fn answered(&mut self, seen: &EventSight, excuses: &mut Excuses, now: u64) -> OnOff {
         match self.asked.take().map(|asked| asked.what) {
             Some(Doing::Looks) => return self.saw(seen, excuses, now),
             Some(Doing::Stuck) => self.taken_until = 0,
@@ -248,7 +248,7 @@ impl Lost {
     }
 
     /// What a look has seen.
-    fn saw(&mut self, seen: &Sight, excuses: &mut Excuses, now: u64) -> OnOff {
+    fn saw(&mut self, seen: &EventSight, excuses: &mut Excuses, now: u64) -> OnOff {
         let was_told = self.enabled.is_some();
         self.enabled = seen.enabled;
         if !seen.on {
@@ -311,46 +311,20 @@ enum OnOff {
     On,
 }
 
-/// Most lost events that are looked at.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MostLost {
-    of_user: usize,
-    of_all: usize,
-}
-
-impl MostLost {
-    pub(super) fn of(of_all: usize) -> Self {
-        MostLost {
-            // One user cannot take the room of all others.
-            of_user: MOST_LOST.min(of_all / SHARE_OF_USER),
-            of_all,
-        }
-    }
-}
-
-/// Makes room for one more event of a user among those that were lost: one goes for which
-/// there is nothing left to count. What could count stays, however long it was off: whoever
-/// waits for that would have it count with nobody looking.
-///
-/// # Errors
-/// There is none, among the few that are looked at.
-pub(super) fn make_room(
+/// Makes room for one more event of a user: of those that it has lost one goes for which there is
+/// nothing left to count, among the few that are looked at. What could count stays, however long
+/// it was off: whoever waits for that would have it count with nobody looking.
+pub(super) fn take_over(
     lost: &mut VecDeque<Lost>,
-    most: MostLost,
     uid: u32,
     groups: &LateTree,
-) -> Result<Option<OpenEvent>, ()> {
+) -> Option<OpenEvent> {
     let own = |one: &Lost| one.open.uid == uid;
-    let of_user = lost.iter().filter(|one| own(one)).count();
-    if of_user < most.of_user && lost.len() < most.of_all {
-        return Ok(None);
-    }
     let all = lost.iter().enumerate().filter(|(_, one)| own(one));
     let mut states = States::new(groups);
     let over = all.take(TRIES).find(|(_, one)| one.is_over(&mut states));
-    let over = over.map(|(at, _)| at);
-    let over = over.and_then(|at| lost.remove(at)).ok_or(())?;
-    Ok(Some(over.open))
+    let at = over.map(|(at, _)| at)?;
+    lost.remove(at).map(|over| over.open)
 }
 
 /// Looks at some of them, and adds to `told` what was seen. Returns those that there is nothing

@@ -28,6 +28,7 @@ fn lost_of(since: u64, life: (u32, Option<Started>), stops: &mut Stops) -> Optio
         event: EventFile::Alone(Arc::new(handed)),
         allowed: Allowed::of(event),
         uid: 7,
+        tenant: None,
         pid: u32::MAX,
         life,
         root: None,
@@ -261,25 +262,14 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
         return;
     };
     let since = |many: &VecDeque<Lost>| -> Vec<u64> { many.iter().map(|one| one.since).collect() };
-    let all = |of_all| MostLost {
-        of_user: MOST_LOST,
-        of_all,
-    };
     let groups = LateTree::new(Path::new("/"));
-    let room = |many: &mut VecDeque<Lost>, most, uid| make_room(many, most, uid, &groups);
-    assert!(room(&mut many, all(4), 7).is_ok_and(|gone| gone.is_none()));
     // Another user cannot have it.
-    assert!(room(&mut many, all(3), 8).is_err());
+    assert!(take_over(&mut many, 8, &groups).is_none());
     assert_eq!(since(&many), [0, 1, 2]);
-    assert!(room(&mut many, all(3), 7).is_ok_and(|gone| gone.is_some()));
+    assert!(take_over(&mut many, 7, &groups).is_some());
     assert_eq!(since(&many), [0, 2]);
     // Nobody looks whether these were off for long.
-    assert!(room(&mut many, all(2), 7).is_err());
-    let of_user = MostLost {
-        of_user: 2,
-        of_all: 100,
-    };
-    assert!(room(&mut many, of_user, 7).is_err());
+    assert!(take_over(&mut many, 7, &groups).is_none());
     assert_eq!(since(&many), [0, 2]);
 }
 
@@ -346,6 +336,7 @@ fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
         event: EventFile::new(Handed::open(&event).ok()?, event.follows, &closer, 7),
         allowed: Allowed::of(event),
         uid: 7,
+        tenant: None,
         pid: u32::MAX,
         life: me(),
         root: Some(Root {

@@ -193,6 +193,16 @@ fn task_of((thread, started): (u32, Option<Started>)) -> Option<Task> {
     (started == Some(Started(task.id.started))).then_some(task)
 }
 
+/// What is known of it by now, for a user who has asked.
+fn root_of(life: (u32, Option<Started>), uid: u32, since: Started) -> Root {
+    let task = task_of(life);
+    Root {
+        foreign: !task.as_ref().is_some_and(|task| task.is_of(uid, None)),
+        process: task.map(|task| task.process),
+        since,
+    }
+}
+
 /// The event of a descriptor from the store, and its number. `None`: the name says nothing
 /// that this arbiter understands. `pmu`: the PMU that the kernel calls so.
 pub(super) fn named(
@@ -248,20 +258,13 @@ pub(super) fn named(
     };
     let life = (small(6)?, maybe(7)?.map(Started));
     let uid = small(4)?;
-    let root = (follows != Follows::Nothing).then(|| {
-        let task = task_of(life);
-        Root {
-            foreign: !task.as_ref().is_some_and(|task| task.is_of(uid, None)),
-            process: task.map(|task| task.process),
-            since,
-        }
-    });
     let open = OpenEvent {
         allowed,
         event: EventFile::new(event, follows, closer, uid),
         uid,
+        tenant: None,
         pid: small(5)?,
-        root,
+        root: (follows != Follows::Nothing).then(|| root_of(life, uid, since)),
         life,
         process: match numbers.get(14) {
             None => None,

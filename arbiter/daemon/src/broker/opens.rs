@@ -244,6 +244,11 @@ impl Opens {
         all.filter_map(|(uid, name)| Some((uid, name.as_deref()?)))
     }
 
+    /// All that are being opened: for which user, and for which tenant.
+    pub(super) fn users(&self) -> impl Iterator<Item = (u32, Option<TenantId>)> {
+        self.busy.iter().map(|(uid, busy)| (*uid, busy.tenant))
+    }
+
     /// A connection has ended.
     pub(super) fn leave(&mut self, connection: u64) {
         self.behind.retain(|one| one.connection != connection);

@@ -93,7 +93,7 @@ pub(super) enum Order {
 
 /// What was seen of an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sight {
+pub(super) struct EventSight {
     /// It has counted since.
     pub(super) on: bool,
     /// As [`Handed::enabled`].
@@ -117,25 +117,25 @@ pub(super) const HOST: Kernel = Kernel {
 
 impl Kernel {
     /// Whether an event has counted since it was known to have counted for so long; stops it then.
-    pub(super) fn look(self, event: &Handed, known: Option<Duration>) -> Sight {
+    pub(super) fn look(self, event: &Handed, known: Option<Duration>) -> EventSight {
         let enabled = (self.enabled)(event);
         if enabled <= known {
-            return Sight {
+            return EventSight {
                 enabled: known,
-                ..Sight::default()
+                ..EventSight::default()
             };
         }
         let stopped = self.stop(event);
-        Sight {
+        EventSight {
             on: true,
             enabled: stopped.enabled.max(enabled),
             ..stopped
         }
     }
 
-    pub(super) fn stop(self, event: &Handed) -> Sight {
+    pub(super) fn stop(self, event: &Handed) -> EventSight {
         let failed = (self.disable)(event).err();
-        Sight {
+        EventSight {
             on: false,
             enabled: (self.enabled)(event),
             failed: failed.map(|error| error.to_string()),
@@ -143,7 +143,7 @@ impl Kernel {
     }
 
     /// Does what a user's orders say, and answers each in its place.
-    fn obey(self, jobs: &[Job]) -> Vec<Sight> {
+    fn obey(self, jobs: &[Errand]) -> Vec<EventSight> {
         let first = jobs.iter().map(|job| {
             let event = job.event.handed();
             let (known, stops) = match job.order {
@@ -157,14 +157,14 @@ impl Kernel {
                 let _ = (self.disable)(event);
             }
             let enabled = enabled.max(known.flatten());
-            let seen = Sight {
+            let seen = EventSight {
                 on,
                 enabled,
                 failed: None,
             };
             (seen, stops)
         });
-        let mut seen: Vec<(Sight, bool)> = first.collect();
+        let mut seen: Vec<(EventSight, bool)> = first.collect();
         if seen.iter().any(|(_, stops)| *stops) {
             sleep(STARTING);
         }
@@ -179,7 +179,7 @@ impl Kernel {
 }
 
 #[derive(Debug)]
-struct Job {
+struct Errand {
     number: u64,
     event: Arc<InheritedEvent>,
     order: Order,
@@ -189,15 +189,15 @@ struct Job {
 #[derive(Debug, Default)]
 struct Orders {
     /// Somebody may wait for these.
-    stops: Vec<Job>,
-    looks: VecDeque<Job>,
+    stops: Vec<Errand>,
+    looks: VecDeque<Errand>,
     /// A thread does it.
     runs: bool,
 }
 
 impl Orders {
     /// What is done next: all that is to be stopped, or one look.
-    fn next(&mut self) -> Vec<Job> {
+    fn next(&mut self) -> Vec<Errand> {
         if self.stops.is_empty() {
             self.looks.pop_front().into_iter().collect()
         } else {
@@ -212,8 +212,8 @@ type Users = BTreeMap<u32, Orders>;
 #[derive(Debug)]
 pub(super) struct Stops {
     users: Arc<Mutex<Users>>,
-    sends: Sender<(u64, Sight)>,
-    done: Receiver<(u64, Sight)>,
+    sends: Sender<(u64, EventSight)>,
+    done: Receiver<(u64, EventSight)>,
     /// Who decides hears by it that there are answers.
     bell: UnixStream,
     kernel: Kernel,
@@ -250,7 +250,7 @@ impl Stops {
     pub(super) fn begin(&mut self, event: &Arc<InheritedEvent>, order: Order) -> u64 {
         self.number += 1;
         self.pending += 1;
-        let job = Job {
+        let job = Errand {
             number: self.number,
             event: Arc::clone(event),
             order,
@@ -287,8 +287,8 @@ impl Stops {
     }
 
     /// What was answered since, by the numbers of the orders.
-    pub(super) fn finished(&mut self) -> BTreeMap<u64, Sight> {
-        let finished: BTreeMap<u64, Sight> = self.done.try_iter().collect();
+    pub(super) fn finished(&mut self) -> BTreeMap<u64, EventSight> {
+        let finished: BTreeMap<u64, EventSight> = self.done.try_iter().collect();
         self.pending -= finished.len();
         finished
     }
@@ -318,7 +318,7 @@ fn run(
     users: &Mutex<Users>,
     uid: u32,
     kernel: Kernel,
-    sends: &Sender<(u64, Sight)>,
+    sends: &Sender<(u64, EventSight)>,
     mut bell: UnixStream,
 ) {
     loop {

@@ -46,7 +46,7 @@ fn what_may_be_on_is_stopped_twice_and_what_was_off_is_read_alone() {
         TIME.set(10);
         RUNS.set(runs);
         STOPPED.set(0);
-        let job = Job {
+        let job = Errand {
             number: 1,
             event,
             order,
@@ -125,7 +125,7 @@ fn what_is_to_be_stopped_comes_before_looks() {
         return;
     };
     let mut orders = Orders::default();
-    let job = |number, order| Job {
+    let job = |number, order| Errand {
         number,
         event: Arc::clone(&event),
         order,
