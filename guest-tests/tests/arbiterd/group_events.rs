@@ -458,3 +458,40 @@ fn a_set_user_id_program_is_not_counted() {
         until_counts(&event, counts, &daemon);
     }
 }
+
+/// A process that is being started while an event is stopped takes over that its parent has
+/// counted: nobody has done anything.
+#[test]
+fn what_is_started_while_an_event_is_lost_bars_nobody() {
+    const TEST: &str = "what_is_started_while_an_event_is_lost_bars_nobody";
+    let Some(mut slice) = Slice::new(TEST) else {
+        return;
+    };
+    let daemon = daemon();
+    let job = slice.make("/job");
+    let script = "for many in 1 2 3 4; do while :; do (:) & (:) & (:) & wait; done & done; wait";
+    let leader = slice
+        .start("/job", shell(&format!("read go; {script}")))
+        .id();
+    let mut lost = Vec::new();
+    for _ in 0..5 {
+        let id = lease(&daemon, &job, 1, false);
+        let Some(event) = opened(&daemon, &of_thread(id, leader), TEST) else {
+            return;
+        };
+        enable(&event);
+        if lost.is_empty() {
+            let pipe = slice.last().stdin.as_mut().expect("a pipe");
+            pipe.write_all(b"go\n").expect("it waits");
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        daemon.out(&["revoke", &id.to_string()]);
+        lost.push(event);
+    }
+    // Looks come twice a second.
+    std::thread::sleep(Duration::from_millis(1500));
+    for event in &lost {
+        until_counts(event, false, &daemon);
+    }
+    assert!(!daemon.log().contains("barred"), "{}", daemon.log());
+}
