@@ -39,12 +39,13 @@ pub(crate) use manager::PREFIX;
 use manager::Whose;
 use opens::{NewEvent, Opened, Opens, PendingEvent};
 use shares::{Had, NoRoom, Shares};
-use stops::{EventFile, Stops};
+use stops::{EventFile, SlowLineage, Stops};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
-/// Files of an event while it is being opened: its own, and that of its thread's process.
-const FILES_OF_OPENING: usize = 2;
+/// Files of an event while it is being opened: its own, that of its thread's process, and what
+/// tells who is left that may have inherited it.
+const FILES_OF_OPENING: usize = 3;
 /// Of so many events of groups it is looked in one go whether their threads are there still.
 const LOOKS_AT: usize = 256;
 
@@ -226,8 +227,8 @@ impl Broker {
     }
 
     /// Names have the numbers of groups alone: their paths are those of leases, or are looked for.
-    /// What is left of a group that is gone can count nothing any more.
-    fn find_groups(&mut self, known: &mut BTreeMap<u64, OpenEvent>, service: &Service) {
+    /// One that is gone gets a path at which it is not.
+    fn find_groups(&self, known: &mut BTreeMap<u64, OpenEvent>, service: &Service) {
         let mut groups = BTreeMap::new();
         for lease in service.arbiter().leases() {
             groups.extend(lease.terms.scope.group().map(|group| (group.id, group)));
@@ -249,21 +250,13 @@ impl Broker {
         let Some(found) = tree.and_then(|tree| tree.numbered(&unknown)) else {
             return;
         };
-        let mut over = Vec::new();
-        for (number, open) in known.iter_mut() {
-            let group = open.allowed.group.as_mut();
-            let Some(group) = group.filter(|group| unknown.contains(&group.id)) else {
-                continue;
-            };
+        let groups = known.values_mut();
+        let groups = groups.filter_map(|open| open.allowed.group.as_mut());
+        for group in groups.filter(|group| unknown.contains(&group.id)) {
             match found.iter().find(|found| found.id == group.id) {
                 Some(there) => *group = there.clone(),
-                None if open.root.is_none() || open.has_ended() => over.push(*number),
-                None => {}
+                None => group.path = format!("/gone-{}", group.id.0),
             }
-        }
-        for number in over {
-            let over = known.remove(&number);
-            self.forget(over.and_then(|open| open.name));
         }
     }
 
@@ -472,6 +465,8 @@ impl Broker {
             life,
             asked: inherited::tick_of(now),
         };
+        let follows = allowed.event.follows != Follows::Nothing;
+        let lineage = follows.then(|| self.lineage_of(life)).flatten();
         let name = || manager::name(&allowed, &whose, self.number);
         Ok(PendingEvent {
             connection,
@@ -484,7 +479,17 @@ impl Broker {
             name: self.forgets.as_ref().map(|_| name()),
             allowed,
             tenant: says.tenant,
+            lineage,
         })
+    }
+
+    /// What follows a thread already, and all that it starts.
+    fn lineage_of(&self, life: (u32, Option<Started>)) -> Option<SlowLineage> {
+        let open = self.open.values().flatten();
+        let all = open.chain(self.lost.iter().map(Lost::event));
+        let mut all =
+            all.filter(|open| open.life == life && open.allowed.event.follows == Follows::Children);
+        all.find_map(|open| open.event.lineage().cloned())
     }
 
     /// A thread that a group's event is for may count by one of the same counter already, which
@@ -545,13 +550,14 @@ impl Broker {
         };
         let mut open = 0;
         for event in self.open.values().flatten() {
-            open += add(event.uid, event.tenant, 1);
+            open += add(event.uid, event.tenant, event.files());
         }
         for (of, for_tenant) in self.opens.users() {
             open += add(of, for_tenant, FILES_OF_OPENING);
         }
         let lost = self.lost.iter().map(Lost::event);
-        let lost = lost.map(|event| add(event.uid, event.tenant, 1)).sum();
+        let lost = lost.map(|event| add(event.uid, event.tenant, event.files()));
+        let lost = lost.sum();
         let had = Had { open, lost, ..had };
         self.shares.check(had, FILES_OF_OPENING)
     }
@@ -879,6 +885,11 @@ impl Broker {
 }
 
 impl OpenEvent {
+    /// So many files of this process it takes at most.
+    fn files(&self) -> usize {
+        1 + usize::from(self.event.lineage().is_some())
+    }
+
     fn having(&self) -> Having {
         Having {
             uid: self.uid,
@@ -906,8 +917,11 @@ fn has<'a>(arbiter: &'a HostArbiter, below: &mut Below<'a>, open: &OpenEvent) ->
 /// Whether the thread of a group's event has moved out of the group, or can start nothing more
 /// that counts by it.
 fn has_left_group(open: &OpenEvent, groups: &LateTree) -> bool {
+    if open.none_is_left(|_| false) {
+        return true;
+    }
     if open.has_ended() {
-        return open.went_with_process();
+        return false;
     }
     let group = open.allowed.group.as_ref();
     let there = group.map(|group| groups.get()?.runs_in(open.life.0, group));

@@ -8,7 +8,8 @@
 //!   everything in place that is held now. [`measure_each`] looks at many CPUs at once.
 //!   [`can_be_had`] asks for a list of events.
 //! - [`holders`] names who holds counters and is not ours; [`unexplained`] is the rest.
-//! - [`Handed`] opens an event for another process.
+//! - [`Handed`] opens an event for another process, and [`Lineage`] tells when all have ended that
+//!   may have inherited it.
 //! - [`Watchdog`] gives the NMI watchdog's counter back, and restores it after a crash.
 //!
 //! Whatever reads files does so below a root folder, `/` on a real host. The system calls of a
@@ -32,6 +33,7 @@ mod capacity;
 mod file;
 mod handed;
 mod holders;
+mod lineage;
 mod pmu;
 mod probe;
 #[allow(unsafe_code)]
@@ -47,6 +49,7 @@ pub use capacity::{Capacity, Fixed};
 pub use file::FileError;
 pub use handed::Handed;
 pub use holders::{Deficit, Holder, Holders, UNEXPLAINED, holders, unexplained};
+pub use lineage::{Lineage, Lineages};
 pub use pmu::{Domain, Pmu, Scope, discover};
 pub use probe::{
     Budget, FixedState, Free, MAX_EVENTS, MAX_TIME, NotMeasured, can_be_had, can_be_had_with,

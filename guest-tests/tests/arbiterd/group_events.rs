@@ -495,3 +495,54 @@ fn what_is_started_while_an_event_is_lost_bars_nobody() {
     }
     assert!(!daemon.log().contains("barred"), "{}", daemon.log());
 }
+
+/// Who has moved out of the group may be on by an event that was lost, as long as it lives.
+#[test]
+fn what_has_moved_out_of_a_group_is_looked_at_until_it_ends() {
+    const TEST: &str = "what_has_moved_out_of_a_group_is_looked_at_until_it_ends";
+    let Some(mut slice) = Slice::new(TEST) else {
+        return;
+    };
+    let daemon = daemon();
+    let (job, _) = (slice.make("/job"), slice.make("/other"));
+    let script = "read go; sh -c 'while :; do :; done' & read end";
+    let leader = slice.start("/job", shell(script)).id();
+    let id = lease(&daemon, &job, 1, false);
+    let Some(event) = opened(&daemon, &of_thread(id, leader), TEST) else {
+        return;
+    };
+    enable(&event);
+    let say = |slice: &mut Slice, word: &[u8]| {
+        let pipe = slice.last().stdin.as_mut().expect("a pipe");
+        pipe.write_all(word).expect("it waits");
+    };
+    say(&mut slice, b"go\n");
+    until_counts(&event, true, &daemon);
+    let all = fs::read_to_string(slice.folder.join("job/cgroup.procs")).expect("the group");
+    let all = all.lines().map(|pid| pid.parse().expect("a number"));
+    let child = { all }
+        .find(|pid| *pid != leader)
+        .expect("it has started one");
+    slice.move_to("/other", child);
+    say(&mut slice, b"end\n");
+    slice.last().wait().expect("it is ours");
+    // The lease ends with its group.
+    until_counts(&event, false, &daemon);
+    until_barred(&event, &daemon);
+    let who = || daemon.out(&["who", "-j"]);
+    let taken = format!(r#""pid":{}"#, std::process::id());
+    let has_taken = |shown: &str| shown.replace(' ', "").contains(&taken);
+    let until = Instant::now() + LONG;
+    while !has_taken(&who()) {
+        assert!(Instant::now() < until, "{}", who());
+    }
+    // Looks come twice a second.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(has_taken(&who()), "it lives: {}", who());
+    fs::write(slice.folder.join("other/cgroup.kill"), "1").expect("it ends");
+    let until = Instant::now() + LONG;
+    while has_taken(&who()) {
+        assert!(Instant::now() < until, "{}", who());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -5,6 +5,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
+use arbiter_host::Group;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::OpenEvent;
@@ -72,8 +73,19 @@ impl OpenEvent {
         peer::is_gone(started, &life) || life.is_ok_and(|life| life.is_some_and(|life| life.ended))
     }
 
+    /// Whether nothing is left that counts by it, as far as that can be told. Of an event of before
+    /// a restart the kernel does not tell: that is looked at for as long as something runs in its
+    /// group.
+    pub(super) fn none_is_left(&self, is_empty: impl FnOnce(&Group) -> bool) -> bool {
+        if let Some(lineage) = self.event.lineage() {
+            return lineage.get().has_ended();
+        }
+        let group = self.allowed.group.as_ref();
+        self.has_ended() && (self.went_with_process() || group.is_some_and(is_empty))
+    }
+
     /// Whether all that counts by it has ended with the process of its first thread.
-    pub(super) fn went_with_process(&self) -> bool {
+    fn went_with_process(&self) -> bool {
         let process = self.root.and_then(|root| root.process);
         self.allowed.event.follows == Follows::Threads
             && process.is_some_and(|process| matches!(Life::of(process), Ok(None)))

@@ -175,17 +175,10 @@ impl Lost {
     fn is_over(&self, groups: &mut States<'_>) -> bool {
         let allowed = &self.open.allowed;
         if self.open.root.is_some() {
-            if !self.open.has_ended() {
-                return false;
-            }
-            // Nobody knows who has inherited it: only that it runs in the group, or has moved
-            // out of it.
-            let mut is_empty = |group| {
+            return self.open.none_is_left(|group| {
                 let state = groups.of(group);
                 matches!(state, Some(GroupState::Empty | GroupState::Gone))
-            };
-            return self.open.went_with_process()
-                || allowed.group.as_ref().is_some_and(&mut is_empty);
+            });
         }
         let group = allowed.group.as_ref();
         if group.is_some_and(|group| groups.of(group) == Some(GroupState::Gone)) {

@@ -7,15 +7,16 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
-use crate::budget::{Errno, Follows, Handed, NotMeasured};
+use crate::budget::{Errno, Follows, Handed, HandedEvent, Lineages, NotMeasured};
 use arbiter_host::{Group, TenantId};
 use umpire_lease::EventRequest;
 use umpire_service::Closer;
 
-use super::stops::EventFile;
+use super::stops::{EventFile, SlowFile, SlowLineage};
 use super::{inherited, manager};
 use crate::groups::Tree;
 use crate::peer::{self, Client, Started};
@@ -49,6 +50,9 @@ pub(super) struct PendingEvent {
     pub(super) life: (u32, Option<Started>),
     /// Its name in the service manager's store, if there is one.
     pub(super) name: Option<String>,
+    /// Those who may have inherited an earlier event of the thread: the same who may inherit this
+    /// one, and more.
+    pub(super) lineage: Option<SlowLineage>,
 }
 
 /// What became of it. `waits`: its connection was not told to try again meanwhile.
@@ -97,16 +101,43 @@ pub(super) struct Opens {
     done: Receiver<OpenAnswer>,
     tells: UnixStream,
     told: UnixStream,
+    means: Arc<OpenMeans>,
+}
+
+/// What an event is opened by.
+#[derive(Debug)]
+struct OpenMeans {
     opens: OpenCall,
     root: PathBuf,
     /// Closes what others may have inherited, and nobody gets.
     closer: Closer,
+    /// `None`: the kernel does not tell who has ended.
+    lineages: Option<Lineages>,
 }
 
 impl Opens {
     /// The kernel's files are below `root`.
     pub(super) fn new(root: &Path, closer: &Closer) -> io::Result<Self> {
-        Opens::with(open, root, closer)
+        let lineages = Lineages::new();
+        if let Err(error) = &lineages {
+            let error = NotMeasured::from(*error);
+            log::warn!(
+                "the kernel does not tell when all have ended that a thread has started: of what \
+                 has moved out of its control group the events are not looked at after that is \
+                 empty: {error}"
+            );
+        }
+        let opens = Opens::with(open, root, closer)?;
+        let means = OpenMeans {
+            opens: open,
+            root: root.to_owned(),
+            closer: closer.clone(),
+            lineages: lineages.ok(),
+        };
+        Ok(Opens {
+            means: Arc::new(means),
+            ..opens
+        })
     }
 
     /// The same with a kernel of the caller's choice.
@@ -122,9 +153,12 @@ impl Opens {
             done,
             tells,
             told,
-            opens,
-            root: root.to_owned(),
-            closer: closer.clone(),
+            means: Arc::new(OpenMeans {
+                opens,
+                root: root.to_owned(),
+                closer: closer.clone(),
+                lineages: None,
+            }),
         })
     }
 
@@ -159,13 +193,12 @@ impl Opens {
     fn start(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
         let failed = |error| format!("there is no thread for it: {error}");
         let mut tells = self.tells.try_clone().map_err(failed)?;
-        let (sends, opens) = (self.sends.clone(), self.opens);
+        let (sends, means) = (self.sends.clone(), Arc::clone(&self.means));
         let (uid, connection, tenant) = (asked.client.uid, asked.connection, asked.tenant);
-        let (name, root) = (asked.name.clone(), self.root.clone());
-        let closer = self.closer.clone();
+        let name = asked.name.clone();
         let slow = asked.allowed.event.thread.map_or(SLOW, |_| REPLACED);
         let body = move || {
-            let opened = open_new(&asked, opens, &root, &closer);
+            let opened = open_new(&asked, &means);
             if let (Ok(new), Some(name)) = (&opened, &asked.name) {
                 // Before anybody has it: an arbiter that follows this one knows it, too.
                 manager::keep(&new.event, name);
@@ -255,13 +288,31 @@ impl Opens {
     }
 }
 
+impl OpenMeans {
+    /// What is to know when all have ended who may have inherited an event: it is there before
+    /// that, and so whoever has inherited the event has inherited this.
+    fn lineage(&self, asked: &PendingEvent) -> Result<Option<SlowLineage>, String> {
+        let HandedEvent {
+            thread, follows, ..
+        } = asked.allowed.event;
+        let known = asked.lineage.as_ref();
+        let known = known.filter(|known| !known.get().has_ended());
+        if let Some(known) = known {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let thread = thread.filter(|_| follows != Follows::Nothing);
+        let Some((lineages, thread)) = self.lineages.as_ref().zip(thread) else {
+            return Ok(None);
+        };
+        let followed = lineages.follow(thread, follows);
+        let followed = followed.map_err(|errno| NotMeasured::from(errno).to_string())?;
+        let lineage = SlowFile::new(followed, &self.closer, asked.client.uid);
+        Ok(Some(Arc::new(lineage)))
+    }
+}
+
 /// Opens an event, in the order that keeps its thread the one that is meant.
-fn open_new(
-    asked: &PendingEvent,
-    opens: OpenCall,
-    root: &Path,
-    closer: &Closer,
-) -> Result<NewEvent, String> {
+fn open_new(asked: &PendingEvent, means: &OpenMeans) -> Result<NewEvent, String> {
     let process = asked.process.map(peer::open_process).transpose();
     let process = process.map_err(|error| format!("the thread's process: {error}"))?;
     let follows = asked.allowed.event.follows;
@@ -269,9 +320,21 @@ fn open_new(
         Follows::Nothing => Started(0),
         Follows::Threads | Follows::Children => inherited::next_tick(),
     };
-    let event = opens(&asked.allowed, root)?;
+    let lineage = means.lineage(asked)?;
+    let event = (means.opens)(&asked.allowed, &means.root)?;
+    let (closer, uid) = (&means.closer, asked.client.uid);
+    let event = match lineage {
+        None => EventFile::new(event, follows, closer, uid),
+        Some(lineage) => EventFile::of(event, lineage, closer, uid),
+    };
+    if event
+        .lineage()
+        .is_some_and(|lineage| lineage.get().has_ended())
+    {
+        return Err("the thread has ended, or runs another program by now; try again".to_owned());
+    }
     Ok(NewEvent {
-        event: EventFile::new(event, follows, closer, asked.client.uid),
+        event,
         since,
         process,
     })

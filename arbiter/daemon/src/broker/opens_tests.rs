@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::budget::{EventSpec, HandedEvent, Rings};
+use crate::budget::{EventSpec, Rings};
 
 use super::*;
 
@@ -41,6 +41,7 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
         foreign: false,
         life: (1, None),
         name: None,
+        lineage: None,
     }
 }
 

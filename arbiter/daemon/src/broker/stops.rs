@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use umpire_service::Closer;
 
-use crate::budget::{Errno, Follows, Handed};
+use crate::budget::{Errno, Follows, Handed, Lineage};
 
 /// A process that is being started takes over whether its parent counted a moment before, and is
 /// reached by no stop until the kernel has it in its list: what is stopped is stopped once more so
@@ -36,12 +36,26 @@ impl EventFile {
         match follows {
             Follows::Nothing => EventFile::Alone(Arc::new(event)),
             Follows::Threads | Follows::Children => {
-                EventFile::Inherited(Arc::new(InheritedEvent {
-                    event: Some(event),
-                    closer: closer.clone(),
-                    uid,
-                }))
+                let event = SlowFile::new(event, closer, uid);
+                let lineage = None;
+                EventFile::Inherited(Arc::new(InheritedEvent { event, lineage }))
             }
+        }
+    }
+
+    /// One that all of a lineage may have inherited, and nobody else.
+    pub(super) fn of(event: Handed, lineage: SlowLineage, closer: &Closer, uid: u32) -> Self {
+        EventFile::Inherited(Arc::new(InheritedEvent {
+            event: SlowFile::new(event, closer, uid),
+            lineage: Some(lineage),
+        }))
+    }
+
+    /// All who may have inherited it, if that is known.
+    pub(super) fn lineage(&self) -> Option<&SlowLineage> {
+        match self {
+            EventFile::Alone(_) => None,
+            EventFile::Inherited(event) => event.lineage.as_ref(),
         }
     }
 }
@@ -50,30 +64,48 @@ impl AsFd for EventFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             EventFile::Alone(event) => event.as_fd(),
-            EventFile::Inherited(event) => event.handed().as_fd(),
+            EventFile::Inherited(event) => event.event.get().as_fd(),
         }
     }
 }
 
-/// An event that others may have inherited. Whoever leaves it last does not wait for its end.
+/// An event that others may have inherited.
 #[derive(Debug)]
 pub(super) struct InheritedEvent {
+    event: SlowFile<Handed>,
+    lineage: Option<SlowLineage>,
+}
+
+/// Those who may have inherited some events of one thread.
+pub(super) type SlowLineage = Arc<SlowFile<Lineage>>;
+
+/// What takes long to be closed: whoever leaves it last does not wait for that.
+#[derive(Debug)]
+pub(super) struct SlowFile<T: Into<OwnedFd>> {
     /// There is one until the end.
-    event: Option<Handed>,
+    file: Option<T>,
     closer: Closer,
     uid: u32,
 }
 
-impl InheritedEvent {
-    fn handed(&self) -> &Handed {
-        self.event.as_ref().expect("it is taken by drop alone")
+impl<T: Into<OwnedFd>> SlowFile<T> {
+    pub(super) fn new(file: T, closer: &Closer, uid: u32) -> Self {
+        SlowFile {
+            file: Some(file),
+            closer: closer.clone(),
+            uid,
+        }
+    }
+
+    pub(super) fn get(&self) -> &T {
+        self.file.as_ref().expect("it is taken by drop alone")
     }
 }
 
-impl Drop for InheritedEvent {
+impl<T: Into<OwnedFd>> Drop for SlowFile<T> {
     fn drop(&mut self) {
-        if let Some(event) = self.event.take() {
-            self.closer.close(event.into(), self.uid);
+        if let Some(file) = self.file.take() {
+            self.closer.close(file.into(), self.uid);
         }
     }
 }
@@ -145,7 +177,7 @@ impl Kernel {
     /// Does what a user's orders say, and answers each in its place.
     fn obey(self, jobs: &[Errand]) -> Vec<EventSight> {
         let first = jobs.iter().map(|job| {
-            let event = job.event.handed();
+            let event = job.event.event.get();
             let (known, stops) = match job.order {
                 Order::Stop => (None, true),
                 Order::Look { known, stops } => (Some(known), stops),
@@ -170,7 +202,7 @@ impl Kernel {
         }
         let again = jobs.iter().zip(&mut seen);
         for (job, (seen, _)) in again.filter(|(_, (_, stops))| *stops) {
-            let once_more = self.stop(job.event.handed());
+            let once_more = self.stop(job.event.event.get());
             seen.enabled = once_more.enabled.max(seen.enabled);
             seen.failed = once_more.failed;
         }
@@ -255,7 +287,7 @@ impl Stops {
             event: Arc::clone(event),
             order,
         };
-        let uid = event.uid;
+        let uid = event.event.uid;
         let mut users = lock(&self.users);
         let orders = users.entry(uid).or_default();
         match order {

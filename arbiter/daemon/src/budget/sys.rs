@@ -163,14 +163,7 @@ pub(crate) fn open_handed(
         attr.__bindgen_anon_1.sample_period = period;
         attr.__bindgen_anon_2.wakeup_events = 1;
     }
-    match event.follows {
-        Follows::Nothing => {}
-        Follows::Threads => {
-            attr.set_inherit(1);
-            attr.set_inherit_thread(1);
-        }
-        Follows::Children => attr.set_inherit(1),
-    }
+    inherit(&mut attr, event.follows);
     let number = |number: Option<u32>| match number {
         None => Ok(-1),
         Some(number) => i32::try_from(number).map_err(|_| Errno(libc::EINVAL)),
@@ -182,6 +175,75 @@ pub(crate) fn open_handed(
     let fd = open(&mut attr, whose, number(event.cpu)?, flags)?;
     // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn inherit(attr: &mut abi::perf_event_attr, follows: Follows) {
+    match follows {
+        Follows::Nothing => {}
+        Follows::Threads => {
+            attr.set_inherit(1);
+            attr.set_inherit_thread(1);
+        }
+        Follows::Children => attr.set_inherit(1),
+    }
+}
+
+/// Opens an event that counts nothing for a thread, on the first CPU; 0: the caller's.
+pub(crate) fn open_dummy(thread: u32, follows: Follows) -> Result<OwnedFd, Errno> {
+    let mut attr = attributes(&EventSpec {
+        perf_type: abi::PERF_TYPE_SOFTWARE,
+        config: u64::from(abi::PERF_COUNT_SW_DUMMY),
+        config1: 0,
+        config2: 0,
+    });
+    attr.set_disabled(1);
+    attr.set_exclude_kernel(1);
+    attr.set_exclude_hv(1);
+    inherit(&mut attr, follows);
+    let thread = i32::try_from(thread).map_err(|_| Errno(libc::EINVAL))?;
+    let fd = open(&mut attr, thread, 0, 0)?;
+    // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Has an event write to the buffer of another one of its CPU.
+pub(crate) fn write_to(event: BorrowedFd<'_>, other: RawFd) -> Result<(), Errno> {
+    // SAFETY: this request takes a number, and touches no memory of ours.
+    answer(unsafe { ioctls::SET_OUTPUT(event.as_raw_fd(), other) })?;
+    Ok(())
+}
+
+/// The smallest buffer of an event: a page that says how much is in it, and no room for anything.
+/// Nobody reads it.
+#[derive(Debug)]
+pub(crate) struct MappedPage {
+    at: usize,
+}
+
+impl MappedPage {
+    /// The kernel takes as much more as its pages are larger.
+    const LENGTH: usize = 4096;
+
+    pub(crate) fn of(event: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let (null, fd) = (std::ptr::null_mut(), event.as_raw_fd());
+        let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
+        // SAFETY: the kernel chooses where it maps the page: nothing of ours is there.
+        let at = unsafe { libc::mmap(null, Self::LENGTH, read, shared, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(last_errno());
+        }
+        let at = at.expose_provenance();
+        Ok(MappedPage { at })
+    }
+}
+
+impl Drop for MappedPage {
+    fn drop(&mut self) {
+        let at = std::ptr::with_exposed_provenance_mut(self.at);
+        // SAFETY: the kernel has mapped so much there for this value, which nobody has a
+        // reference to.
+        unsafe { libc::munmap(at, Self::LENGTH) };
+    }
 }
 
 /// A perf event of a service manager.
