@@ -1,6 +1,7 @@
 //! Events that are being opened, each on a thread of its own: the kernel waits there for as
 //! long as the other process is in `execve`, which may be for ever. The thread that decides
-//! waits for none of them; a user has one at a time, and its other requests stand behind it.
+//! waits for none of them; of a user's processes a few have one at a time each, and its other
+//! requests stand behind these.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
@@ -26,10 +27,13 @@ use crate::service::Allowed;
 /// opens its first event of a task or a group waits for a grace period of RCU, which on a busy
 /// host is tenths of a second.
 const OPENS: u64 = 1_000_000_000;
+/// Of so many processes events are opened for a user at a time: each takes a thread here.
+const MOST_AT_A_TIME: usize = 4;
 const SLOW: &str = "the kernel has not opened the event within a second; try again";
 const REPLACED: &str = "the kernel has not opened the event within a second: it opens none while \
                         the thread's process is in execve; try again";
-const STILL: &str = "an event for this user is being opened still; try again";
+const STILL: &str = "an event of this process is being opened still, or for this user those of \
+                     four others; try again";
 
 /// A request that may be served, and what was true then.
 #[derive(Clone, Debug)]
@@ -55,6 +59,16 @@ pub(super) struct PendingEvent {
     pub(super) lineage: Option<SlowLineage>,
 }
 
+/// Whose opening stands behind whose: those of one user for threads of one process.
+type Line = (u32, u32);
+
+impl PendingEvent {
+    fn line(&self) -> Line {
+        let process = self.process.unwrap_or(self.client.pid);
+        (self.client.uid, process)
+    }
+}
+
 /// What became of it. `waits`: its connection was not told to try again meanwhile.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -63,7 +77,7 @@ pub(super) struct Opened {
     pub(super) waits: bool,
 }
 
-/// An event of a user that is being opened.
+/// An event of a process that is being opened.
 #[derive(Debug)]
 struct Busy {
     /// Its connection waits for it.
@@ -95,7 +109,7 @@ type OpenCall = fn(&Allowed, &Path) -> Result<Handed, String>;
 /// All that are being opened.
 #[derive(Debug)]
 pub(super) struct Opens {
-    busy: BTreeMap<u32, Busy>,
+    busy: BTreeMap<Line, Busy>,
     behind: VecDeque<PendingEvent>,
     sends: Sender<OpenAnswer>,
     done: Receiver<OpenAnswer>,
@@ -175,26 +189,44 @@ impl Opens {
         self.told.as_fd()
     }
 
-    /// Begins to open one, or has it stand behind its user's other.
+    /// Begins to open one, or has it stand behind others of its user.
     ///
     /// # Errors
-    /// The kernel has not opened an earlier one for too long, or there is no thread.
+    /// The kernel has not opened those for too long, or there is no thread.
     pub(super) fn begin(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
-        match self.busy.get(&asked.client.uid) {
-            Some(busy) if !busy.waits => Err(STILL.to_owned()),
-            Some(_) => {
-                self.behind.push_back(asked);
-                Ok(())
-            }
-            None => self.start(asked, now),
+        if self.is_free(asked.line()) {
+            self.start(asked, now)
+        } else if self.is_stuck(asked.line()) {
+            Err(STILL.to_owned())
+        } else {
+            self.behind.push_back(asked);
+            Ok(())
         }
+    }
+
+    /// Those that are being opened for a user.
+    fn of_user(&self, uid: u32) -> impl Iterator<Item = &Busy> {
+        let of_user = self.busy.range((uid, 0)..=(uid, u32::MAX));
+        of_user.map(|(_, busy)| busy)
+    }
+
+    /// Whether one can be opened now.
+    fn is_free(&self, line: Line) -> bool {
+        !self.busy.contains_key(&line) && self.of_user(line.0).count() < MOST_AT_A_TIME
+    }
+
+    /// Whether the kernel has taken too long for whatever one would stand behind.
+    fn is_stuck(&self, line: Line) -> bool {
+        let own = self.busy.get(&line);
+        let stuck = self.of_user(line.0).filter(|busy| !busy.waits).count();
+        own.is_some_and(|busy| !busy.waits) || stuck >= MOST_AT_A_TIME
     }
 
     fn start(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
         let failed = |error| format!("there is no thread for it: {error}");
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, means) = (self.sends.clone(), Arc::clone(&self.means));
-        let (uid, connection, tenant) = (asked.client.uid, asked.connection, asked.tenant);
+        let (line, connection, tenant) = (asked.line(), asked.connection, asked.tenant);
         let name = asked.name.clone();
         let slow = asked.allowed.event.thread.map_or(SLOW, |_| REPLACED);
         let body = move || {
@@ -217,7 +249,7 @@ impl Opens {
             slow,
             name,
         };
-        self.busy.insert(uid, busy);
+        self.busy.insert(line, busy);
         Ok(())
     }
 
@@ -226,7 +258,7 @@ impl Opens {
         while self.told.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let mut finished = Vec::new();
         while let Ok((asked, event)) = self.done.try_recv() {
-            let busy = self.busy.remove(&asked.client.uid);
+            let busy = self.busy.remove(&asked.line());
             finished.push(Opened {
                 waits: busy.is_some_and(|busy| busy.waits),
                 asked,
@@ -236,12 +268,10 @@ impl Opens {
         finished
     }
 
-    /// The next request of a user for whom nothing is being opened.
+    /// The next request of a user that can be begun.
     pub(super) fn next_of(&mut self, uid: u32) -> Option<PendingEvent> {
-        if self.busy.contains_key(&uid) {
-            return None;
-        }
-        let next = self.behind.iter().position(|one| one.client.uid == uid);
+        let may = |one: &PendingEvent| one.client.uid == uid && self.is_free(one.line());
+        let next = self.behind.iter().position(may);
         next.and_then(|at| self.behind.remove(at))
     }
 
@@ -249,15 +279,20 @@ impl Opens {
     /// told.
     pub(super) fn overdue(&mut self, now: u64) -> Vec<(u64, Option<TenantId>, &'static str)> {
         let mut overdue = Vec::new();
-        for (uid, busy) in &mut self.busy {
-            if !busy.waits || busy.since.saturating_add(OPENS) > now {
-                continue;
+        for busy in self.busy.values_mut() {
+            if busy.waits && busy.since.saturating_add(OPENS) <= now {
+                busy.waits = false;
+                overdue.push((busy.connection, busy.tenant, busy.slow));
             }
-            busy.waits = false;
-            overdue.push((busy.connection, busy.tenant, busy.slow));
-            let own = self.behind.iter().filter(|one| one.client.uid == *uid);
-            overdue.extend(own.map(|one| (one.connection, one.tenant, STILL)));
-            self.behind.retain(|one| one.client.uid != *uid);
+        }
+        if !overdue.is_empty() {
+            for one in std::mem::take(&mut self.behind) {
+                if self.is_stuck(one.line()) {
+                    overdue.push((one.connection, one.tenant, STILL));
+                } else {
+                    self.behind.push_back(one);
+                }
+            }
         }
         overdue
     }
@@ -270,7 +305,8 @@ impl Opens {
 
     /// The names of all that are or will be being opened, each with its user.
     pub(super) fn names(&self) -> impl Iterator<Item = (u32, &str)> {
-        let busy = self.busy.iter().map(|(uid, busy)| (*uid, &busy.name));
+        let busy = self.busy.iter();
+        let busy = busy.map(|((uid, _), busy)| (*uid, &busy.name));
         let behind = self.behind.iter();
         let behind = behind.map(|asked| (asked.client.uid, &asked.name));
         let all = busy.chain(behind);
@@ -279,7 +315,8 @@ impl Opens {
 
     /// All that are being opened: for which user, and for which tenant.
     pub(super) fn users(&self) -> impl Iterator<Item = (u32, Option<TenantId>)> {
-        self.busy.iter().map(|(uid, busy)| (*uid, busy.tenant))
+        let busy = self.busy.iter();
+        busy.map(|((uid, _), busy)| (*uid, busy.tenant))
     }
 
     /// A connection has ended.

@@ -137,3 +137,52 @@ fn requests_of_one_user_have_their_turns() {
     assert_eq!(turns, [1, 2, 4, 5]);
     assert!(opens.next_of(7).is_none());
 }
+
+/// While one process of a user is in execve its other processes have their events, a few at a
+/// time; who stands behind what is stuck is told so.
+#[test]
+fn a_slow_process_costs_its_own_events_alone() {
+    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    // Threads below 100 are in execve.
+    fn kernel(allowed: &Allowed, _: &Path) -> Result<Handed, String> {
+        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |goes: &mut bool| allowed.event.thread < Some(100) && !*goes;
+        drop(GOES.1.wait_while(goes, waits));
+        Err("no".to_owned())
+    }
+    let of = |connection: u64, process: u32| {
+        let mut asked = asked(7, connection);
+        asked.allowed.event.thread = Some(process);
+        asked.process = Some(process);
+        asked
+    };
+    let mut opens = Opens::with(kernel, Path::new("/"), &closer()).expect("a pipe");
+    for (connection, process) in [(1, 1), (2, 1), (3, 100)] {
+        assert!(opens.begin(of(connection, process), 0).is_ok());
+    }
+    let other = finished(&mut opens, 1);
+    assert_eq!((other[0].asked.connection, other[0].waits), (3, true));
+    assert!(opens.next_of(7).is_none(), "its process is in execve");
+    // Four at a time.
+    for (connection, process) in [(4, 2), (5, 3), (6, 4), (7, 101)] {
+        assert!(opens.begin(of(connection, process), MS).is_ok());
+    }
+    assert!(opens.next_of(7).is_none());
+    let told = |opens: &mut Opens, now| -> Vec<(u64, bool)> {
+        let told = opens.overdue(now);
+        told.iter()
+            .map(|(id, _, why)| (*id, *why == STILL))
+            .collect()
+    };
+    assert_eq!(told(&mut opens, 1000 * MS), [(1, false), (2, true)]);
+    let still = opens.begin(of(2, 1), 1000 * MS);
+    assert!(still.is_err_and(|why| why.contains("try again")));
+    let all = [(4, false), (5, false), (6, false), (7, true)];
+    assert_eq!(told(&mut opens, 1001 * MS), all);
+    assert!(opens.begin(of(7, 101), 1001 * MS).is_err());
+    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    GOES.1.notify_all();
+    assert!(finished(&mut opens, 4).iter().all(|one| !one.waits));
+    assert!(opens.begin(of(7, 101), 1002 * MS).is_ok());
+    assert!(finished(&mut opens, 1)[0].waits);
+}
