@@ -35,7 +35,7 @@ fn above_zero(value: &Value) -> bool {
 fn the_arbiter_is_measured() {
     let report = measured(&[
         "--part",
-        "core,requests,revocation,restart",
+        "core,requests,revocation,restart,groups",
         "--leases",
         "300",
         "--clients",
@@ -72,6 +72,18 @@ fn the_arbiter_is_measured() {
     );
     assert!(above_zero(&restart["answers"]["p50_ns"]), "{restart}");
     assert!(above_zero(&restart["memory"]["per_lease"]), "{restart}");
+    let groups = &report["groups"];
+    let core = rows(groups, "core");
+    assert_eq!(core.len(), 6);
+    assert!(core.iter().all(|row| above_zero(&row["ratio"])));
+    let served = rows(groups, "served");
+    assert_eq!(served.is_empty(), groups["not_served"].is_string());
+    for row in served {
+        assert!(above_zero(&row["lease"]["p50_ns"]), "{row}");
+        assert!(above_zero(&row["end"]["p50_ns"]), "{row}");
+    }
+    let counts: Vec<&Value> = served.iter().map(|row| &row["groups"]).collect();
+    assert!(counts.is_empty() || counts == [1, 30, 300], "{counts:?}");
     assert_eq!(rows(&report, "traps").len(), 0, "it was not asked for");
 }
 

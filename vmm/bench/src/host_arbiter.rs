@@ -3,6 +3,7 @@
 
 mod daemon;
 mod decisions;
+mod groups;
 mod requests;
 mod restart;
 mod revocation;
@@ -10,6 +11,7 @@ mod text;
 mod traps;
 
 pub use decisions::CoreRow;
+pub use groups::{GroupsCoreRow, GroupsReport, GroupsRow};
 pub use requests::RequestsRow;
 pub use restart::{Memory, RestartReport};
 pub use revocation::RevocationRow;
@@ -37,17 +39,20 @@ pub enum ArbiterPart {
     Revocation,
     /// Restarts with many leases, and their memory.
     Restart,
+    /// Leases of control groups.
+    Groups,
     /// Trapped accesses of a guest while the arbiter decides.
     Traps,
 }
 
 impl ArbiterPart {
     /// All of them, in their order.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Core,
         Self::Requests,
         Self::Revocation,
         Self::Restart,
+        Self::Groups,
         Self::Traps,
     ];
 
@@ -59,6 +64,7 @@ impl ArbiterPart {
             Self::Requests => "requests",
             Self::Revocation => "revocation",
             Self::Restart => "restart",
+            Self::Groups => "groups",
             Self::Traps => "traps",
         }
     }
@@ -73,9 +79,9 @@ pub struct ArbiterOptions {
     pub load_ms: u32,
     /// Clients that make requests at the same time.
     pub clients: u32,
-    /// Leases of the large host.
+    /// Leases of the large host, and groups that have some.
     pub leases: u32,
-    /// Revocations and restarts measured are this many, and a tenth.
+    /// Revocations, leases of a group and restarts measured are this many, and a tenth.
     pub rounds: u32,
     /// How often each access of the guest is measured on each side.
     pub iterations: u32,
@@ -96,6 +102,8 @@ pub struct ArbiterReport {
     pub revocation: Vec<RevocationRow>,
     /// Killed and started anew with many leases.
     pub restart: Option<RestartReport>,
+    /// Leases of control groups.
+    pub groups: Option<GroupsReport>,
     /// Trapped accesses with and without an arbiter that decides; guest and arbiter on two
     /// CPUs, and the other way round.
     pub traps: Vec<LoadedTraps>,
@@ -134,6 +142,7 @@ pub(super) fn measure(
         sync: None,
         revocation: Vec::new(),
         restart: None,
+        groups: None,
         traps: Vec::new(),
         failures: Vec::new(),
     };
@@ -152,6 +161,7 @@ pub(super) fn measure(
                 revocation::measure(options).map(|rows| report.revocation = rows)
             }
             ArbiterPart::Restart => restart::measure(options).map(|it| report.restart = Some(it)),
+            ArbiterPart::Groups => groups::measure(options).map(|it| report.groups = Some(it)),
             ArbiterPart::Traps => with_harness(&mut |harness| {
                 report.traps = traps::measure(harness, options)?;
                 Ok(())

@@ -30,8 +30,8 @@ pub use emu::{
 pub use error::BenchError;
 pub use guest::Access;
 pub use host_arbiter::{
-    ArbiterOptions, ArbiterPart, ArbiterReport, CoreRow, LoadedTraps, Memory, RequestsRow,
-    RestartReport, RevocationRow,
+    ArbiterOptions, ArbiterPart, ArbiterReport, CoreRow, GroupsCoreRow, GroupsReport, GroupsRow,
+    LoadedTraps, Memory, RequestsRow, RestartReport, RevocationRow,
 };
 pub use neighbour::{Hostility, NeighbourReport, NeighbourRow};
 pub use pcr::{DecisionRow, PcrAccess, PcrOptions, PcrReport, PcrRow};

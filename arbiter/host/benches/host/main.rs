@@ -7,7 +7,7 @@ mod workload;
 
 use arbiter_host::{Scope, ThreadId};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use workload::{decide, host, terms};
+use workload::{decide, group, host, lease, terms, thread};
 
 fn decisions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("host");
@@ -34,5 +34,22 @@ fn decisions(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decisions);
+/// Requests that have nothing to do with control groups, beside leases of so many, and beside as
+/// many of threads.
+fn beside_groups(criterion: &mut Criterion) {
+    let mut rows = criterion.benchmark_group("beside groups");
+    rows.throughput(Throughput::Elements(2));
+    for count in [1, 1_000, 10_000] {
+        for (name, of) in [("threads", thread as fn(u32) -> Scope), ("groups", group)] {
+            let mut host = host(10_000);
+            lease(&mut host, of, count);
+            let terms = terms(7, 1, Scope::Cpu);
+            let id = BenchmarkId::new(name, count);
+            rows.bench_function(id, |bench| bench.iter(|| decide(&mut host, &terms)));
+        }
+    }
+    rows.finish();
+}
+
+criterion_group!(benches, decisions, beside_groups);
 criterion_main!(benches);

@@ -2,11 +2,12 @@
 //! `umpire bench arbiter` has the same.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use arbiter::CounterSet;
 use arbiter_host::{
-    BootTime, Caller, CpuSet, Demand, HostArbiter, HostPmu, HostPolicy, Outcome, Owner, PmuId,
-    Scope, Tenant, TenantId, Terms, ThreadId, Waits,
+    BootTime, Caller, CpuSet, Demand, Group, GroupId, HostArbiter, HostPmu, HostPolicy, Outcome,
+    Owner, PmuId, Scope, Tenant, TenantId, Terms, ThreadId, Waits,
 };
 
 /// CPUs of the host.
@@ -77,6 +78,34 @@ pub(crate) fn host(vcpus: u32) -> HostArbiter {
         out.clear();
     }
     host
+}
+
+/// A control group that is in no other.
+pub(crate) fn group(number: u32) -> Scope {
+    Scope::Group(Arc::new(Group {
+        id: GroupId(number.into()),
+        above: Vec::new(),
+        path: format!("/{number}"),
+    }))
+}
+
+/// A thread that is none of the vCPUs.
+pub(crate) fn thread(number: u32) -> Scope {
+    Scope::Thread(vec![ThreadId {
+        number: u32::MAX - number,
+        started: 0,
+    }])
+}
+
+/// Has so many of these lease two counters of one CPU each.
+pub(crate) fn lease(host: &mut HostArbiter, of: fn(u32) -> Scope, count: u32) {
+    let mut out = Vec::new();
+    for number in 0..count {
+        let terms = terms(number, 1, of(number));
+        host.request(owner(), terms, BootTime(0), &mut out)
+            .expect("they share in time");
+        out.clear();
+    }
 }
 
 /// A request and its release: two decisions.

@@ -75,6 +75,7 @@ impl Daemon {
         // Nothing of the policy is to stand in the way.
         let config = format!(
             "claim-window-ms = 3600000\n\
+             arrive-ms = 3600000\n\
              connections-per-user = 4096\n\
              requests-per-second = 1000000000\n\
              [[pmu]]\n\

@@ -1,7 +1,7 @@
 //! Decisions of the core on one thread, without socket and journal.
 
 #[path = "../../../../arbiter/host/benches/host/workload.rs"]
-mod workload;
+pub(super) mod workload;
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,8 @@ pub(super) fn measure(options: &ArbiterOptions) -> Vec<CoreRow> {
             ),
         ] {
             for cpus in MASKS {
-                let ns = time(&mut host, &workload::terms(7, cpus, scope.clone()));
+                let terms = workload::terms(7, cpus, scope.clone());
+                let ns = time(&mut host, &terms, TIME);
                 let per_second = 1e9 / ns;
                 let mut row = CoreRow {
                     leases,
@@ -86,10 +87,10 @@ impl CoreRow {
     }
 }
 
-/// Nanoseconds for each decision: the median of batches.
-fn time(host: &mut HostArbiter, terms: &Terms) -> f64 {
+/// Nanoseconds for each decision: the median of batches in that time.
+pub(super) fn time(host: &mut HostArbiter, terms: &Terms, long: Duration) -> f64 {
     let mut batches = Vec::new();
-    let until = Instant::now() + TIME;
+    let until = Instant::now() + long;
     while batches.len() < 3 || Instant::now() < until {
         let begun = Instant::now();
         (0..BATCH).for_each(|_| workload::decide(host, terms));

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use super::{
-    ArbiterReport, CoreRow, LoadedTraps, RequestsRow, RestartReport, RevocationRow, decisions,
-    requests, restart, revocation, traps,
+    ArbiterReport, CoreRow, GroupsReport, LoadedTraps, RequestsRow, RestartReport, RevocationRow,
+    decisions, groups, requests, restart, revocation, traps,
 };
 use crate::beside::{Compared, TARGET, write_compared};
 use crate::perfmon::TrapsRow;
@@ -22,6 +22,7 @@ impl Report for ArbiterReport {
         }
         revocations(&self.revocation, out)?;
         self.restart.iter().try_for_each(|it| it.text(out))?;
+        self.groups.iter().try_for_each(|it| it.text(out))?;
         self.traps.iter().try_for_each(|it| it.text(out))?;
         let failures = &self.failures;
         failures
@@ -134,6 +135,59 @@ impl RestartReport {
             memory.restarted >> 10,
             memory.per_lease
         )
+    }
+}
+
+impl GroupsReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out)?;
+        let rows = self.core.iter().map(|row| {
+            [
+                row.groups.to_string(),
+                row.cpus.to_string(),
+                row.scope.to_owned(),
+                format!("{:.0}", row.without_ns),
+                format!("{:.0}", row.beside_ns),
+                format!("{:.3}", row.ratio),
+                verdict(Some(row.met)).to_owned(),
+            ]
+        });
+        let titles = [
+            "groups",
+            "CPUs",
+            "scope",
+            "beside threads [ns]",
+            "beside groups [ns]",
+            "ratio",
+            "",
+        ];
+        table(titles, 0..=5, rows, out)?;
+        writeln!(
+            out,
+            "a decision beside so many leases of groups and as many of threads; one thread, no socket,\n\
+             in turns; wanted: {:.2}",
+            groups::TARGET_RATIO
+        )?;
+        if let Some(why) = &self.not_served {
+            return writeln!(out, "no groups of this host were leased: {why}");
+        }
+        let rows = self.served.iter().map(|row| {
+            [
+                row.groups.to_string(),
+                pair(row.lease),
+                pair(row.end),
+                verdict(Some(row.met)).to_owned(),
+            ]
+        });
+        let titles = [
+            "groups of this host with a lease",
+            "one more and its release, p50 / p99 [us]",
+            "its end with what ran there [us]",
+            "",
+        ];
+        table(titles, 0..=2, rows, out)?;
+        let target = groups::TARGET.as_millis();
+        writeln!(out, "wanted: both medians together <= {target} ms")
     }
 }
 

@@ -16,6 +16,8 @@ pub enum ArbiterPartFlag {
     Revocation,
     /// Restarts with many leases, and their memory.
     Restart,
+    /// Leases of control groups; of real ones as well where some can be made.
+    Groups,
     /// Trapped accesses of a guest while the arbiter decides.
     Traps,
 }
@@ -27,6 +29,7 @@ impl From<ArbiterPartFlag> for ArbiterPart {
             ArbiterPartFlag::Requests => Self::Requests,
             ArbiterPartFlag::Revocation => Self::Revocation,
             ArbiterPartFlag::Restart => Self::Restart,
+            ArbiterPartFlag::Groups => Self::Groups,
             ArbiterPartFlag::Traps => Self::Traps,
         }
     }
@@ -49,11 +52,11 @@ pub struct ArbiterBenchFlags {
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..=512))]
     pub clients: u32,
-    /// Leases of the large host
+    /// Leases of the large host, and control groups that have some
     #[arg(long, value_name = "N", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(200..=100_000))]
     pub leases: u32,
-    /// Revocations of each kind; a tenth as many restarts
+    /// Revocations of each kind, and leases of a control group; a tenth as many restarts
     #[arg(long, value_name = "N", default_value_t = 200,
           value_parser = clap::value_parser!(u32).range(10..=100_000))]
     pub rounds: u32,
