@@ -267,7 +267,7 @@ fn who_counts_on_after_its_lease_is_barred_until_an_operator_pardons() {
 }
 
 /// A descriptor, and the name that a service manager is to keep it by.
-fn stored(manager: &UnixDatagram) -> (String, OwnedFd) {
+pub(super) fn stored(manager: &UnixDatagram) -> (String, OwnedFd) {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
     let until = Instant::now() + LONG;
     while Instant::now() < until {

@@ -5,7 +5,8 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::process::Command;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use umpire_lease::{
@@ -13,7 +14,7 @@ use umpire_lease::{
 };
 
 use super::c_library::command;
-use super::events::{enable, read, refused, spend};
+use super::events::{enable, read, refused, spend, stored};
 use super::fixture::{AS_NOBODY, Daemon, LONG};
 use super::groups::Slice;
 use super::python::python3;
@@ -28,14 +29,19 @@ const POLICY: &str = "grace-ms = 0\naudit = \"AUDIT\"\n\
      [[tenant]]\nname = \"jobs\"\nusers = [65534]\nopens-events = true\n";
 
 fn daemon() -> Daemon {
-    let folder = tempfile::tempdir().expect("a folder");
-    let audit = folder.path().join("audit").display().to_string();
-    let mut daemon = Daemon::in_folder(folder, &[], &POLICY.replace("AUDIT", &audit));
+    let mut daemon = stopped();
     daemon.begin();
     daemon.open_to_all();
     let events = daemon.folder.path().join("socket.events");
     fs::set_permissions(events, fs::Permissions::from_mode(0o777)).expect("it is ours");
     daemon
+}
+
+/// One that is not started yet.
+fn stopped() -> Daemon {
+    let folder = tempfile::tempdir().expect("a folder");
+    let audit = folder.path().join("audit").display().to_string();
+    Daemon::in_folder(folder, &[], &POLICY.replace("AUDIT", &audit))
 }
 
 /// A lease of a group, and its number. The group's is what is granted, not the connection's.
@@ -496,6 +502,19 @@ fn what_is_started_while_an_event_is_lost_bars_nobody() {
     assert!(!daemon.log().contains("barred"), "{}", daemon.log());
 }
 
+/// What somebody in the group has started.
+fn other_than(leader: u32, slice: &Slice) -> u32 {
+    let all = fs::read_to_string(slice.folder.join("job/cgroup.procs")).expect("the group");
+    let mut all = all.lines().map(|pid| pid.parse().expect("a number"));
+    all.find(|pid| *pid != leader).expect("it has started one")
+}
+
+/// Tells the last one something.
+fn say(slice: &mut Slice, word: &[u8]) {
+    let pipe = slice.last().stdin.as_mut().expect("a pipe");
+    pipe.write_all(word).expect("it waits");
+}
+
 /// Who has moved out of the group may be on by an event that was lost, as long as it lives.
 #[test]
 fn what_has_moved_out_of_a_group_is_looked_at_until_it_ends() {
@@ -512,17 +531,9 @@ fn what_has_moved_out_of_a_group_is_looked_at_until_it_ends() {
         return;
     };
     enable(&event);
-    let say = |slice: &mut Slice, word: &[u8]| {
-        let pipe = slice.last().stdin.as_mut().expect("a pipe");
-        pipe.write_all(word).expect("it waits");
-    };
     say(&mut slice, b"go\n");
     until_counts(&event, true, &daemon);
-    let all = fs::read_to_string(slice.folder.join("job/cgroup.procs")).expect("the group");
-    let all = all.lines().map(|pid| pid.parse().expect("a number"));
-    let child = { all }
-        .find(|pid| *pid != leader)
-        .expect("it has started one");
+    let child = other_than(leader, &slice);
     slice.move_to("/other", child);
     say(&mut slice, b"end\n");
     slice.last().wait().expect("it is ours");
@@ -545,4 +556,50 @@ fn what_has_moved_out_of_a_group_is_looked_at_until_it_ends() {
         assert!(Instant::now() < until, "{}", who());
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// An arbiter that starts anew stops what is of a group that is gone: somebody may have moved out.
+#[test]
+fn an_event_of_a_group_that_is_gone_is_stopped_after_a_restart() {
+    const TEST: &str = "an_event_of_a_group_that_is_gone_is_stopped_after_a_restart";
+    let Some(mut slice) = Slice::new(TEST) else {
+        return;
+    };
+    let mut daemon = stopped();
+    let socket = daemon.folder.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    let mut command = daemon.command();
+    command.env("NOTIFY_SOCKET", &socket);
+    daemon.begin_with(command);
+    let (job, _) = (slice.make("/job"), slice.make("/other"));
+    let script = "read go; sh -c 'while :; do :; done' & read end";
+    let leader = slice.start("/job", shell(script)).id();
+    let id = lease(&daemon, &job, 1, false);
+    let Some(event) = opened(&daemon, &of_thread(id, leader), TEST) else {
+        return;
+    };
+    let (name, kept) = stored(&manager);
+    enable(&event);
+    say(&mut slice, b"go\n");
+    until_counts(&event, true, &daemon);
+    daemon.kill();
+    let child = other_than(leader, &slice);
+    slice.move_to("/other", child);
+    say(&mut slice, b"end\n");
+    slice.last().wait().expect("it is ours");
+    slice.remove("/job");
+    until_counts(&event, true, &daemon);
+
+    // sd_listen_fds(3): they begin at 3.
+    let command = daemon.command();
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "exec 3<&0 </dev/null; exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env("NOTIFY_SOCKET", &socket)
+        .env("LISTEN_FDS", "1")
+        .env("LISTEN_FDNAMES", &name);
+    daemon.begin_from(shell, Stdio::from(kept));
+    until_counts(&event, false, &daemon);
 }

@@ -66,7 +66,7 @@ impl Slice {
         self.path(below)
     }
 
-    fn remove(&self, below: &str) {
+    pub(super) fn remove(&self, below: &str) {
         let folder = self.folder.join(&below[1..]);
         let until = Instant::now() + LONG;
         // Who has ended leaves a moment later.
