@@ -579,19 +579,24 @@ impl Metrics {
 
     fn look_at_leases(&mut self, arbiter: &HostArbiter) {
         self.levels.leases.clear();
+        // Nothing is decided meanwhile. Labels are texts, so they are made for each kind of leases,
+        // of which there are few, and not for each lease.
+        let kinds = arbiter.leases().map(|lease| {
+            let standing = lease.broken.is_none().then(|| lease.standing());
+            (lease.owner.tenant, standing)
+        });
+        for ((tenant, standing), count) in counted(kinds) {
+            let mut labels = of_tenant(arbiter, tenant);
+            let state = standing.map_or_else(|| "broken".to_owned(), |one| one.to_string());
+            labels.push(("state", state));
+            self.levels.leases.get_or_create(&labels).set(count);
+        }
         let mut blind = self.ended_blind.clone();
         let mut waiting = 0;
         for lease in arbiter.leases() {
-            let tenant = lease.owner.tenant;
             waiting += i64::from(lease.is_waiting());
-            let mut labels = of_tenant(arbiter, tenant);
-            let state = match lease.broken {
-                Some(_) => "broken".to_owned(),
-                None => lease.standing().to_string(),
-            };
-            labels.push(("state", state));
-            self.levels.leases.get_or_create(&labels).inc();
-            blind.entry(tenant).or_default().0 += lease.blind_until(arbiter.now()).0;
+            let blind = blind.entry(lease.owner.tenant).or_default();
+            blind.0 += lease.blind_until(arbiter.now()).0;
         }
         self.look_at_groups(arbiter);
         self.levels.waiting.set(waiting);
@@ -621,23 +626,36 @@ impl Metrics {
             }
         }
         let leased = arbiter.leased_groups();
-        for leases in leased.values() {
+        let tenants = leased.values().flat_map(|leases| {
             let leases = leases.iter().filter_map(|id| arbiter.lease(*id));
-            let tenants: BTreeSet<TenantId> = leases.map(|lease| lease.owner.tenant).collect();
-            for tenant in tenants {
-                groups.get_or_create(&of_tenant(arbiter, tenant)).inc();
-            }
+            let tenants = leases.map(|lease| lease.owner.tenant);
+            tenants.collect::<BTreeSet<TenantId>>()
+        });
+        for (tenant, count) in counted(tenants) {
+            let labels = of_tenant(arbiter, tenant);
+            groups.get_or_create(&labels).set(count);
         }
         let is_within = |lease: &&Lease| {
             let mut above = lease.terms.scope.above();
             above.any(|group| leased.contains_key(&group))
         };
-        for lease in arbiter.leases().filter(is_within) {
-            let mut labels = of_tenant(arbiter, lease.owner.tenant);
-            labels.push(("scope", lease.terms.scope.word().to_string()));
-            within.get_or_create(&labels).inc();
+        let parts = arbiter.leases().filter(is_within);
+        let kinds = parts.map(|lease| (lease.owner.tenant, lease.terms.scope.word()));
+        for ((tenant, scope), count) in counted(kinds) {
+            let mut labels = of_tenant(arbiter, tenant);
+            labels.push(("scope", scope.to_string()));
+            within.get_or_create(&labels).set(count);
         }
     }
+}
+
+/// How many there are of each kind.
+fn counted<K: Ord>(all: impl Iterator<Item = K>) -> BTreeMap<K, i64> {
+    let mut counts = BTreeMap::new();
+    for kind in all {
+        *counts.entry(kind).or_default() += 1;
+    }
+    counts
 }
 
 fn is_fixed(set: CounterSet) -> bool {
@@ -670,4 +688,117 @@ fn of_lease(
     labels.push(("lease", lease.0.to_string()));
     labels.push(("figure", figure.to_owned()));
     labels
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arbiter_host::{
+        BootTime, Demand, Group, GroupId, Outcome, Owner, Part, Scope, Terms, ThreadId, Waits,
+    };
+
+    use super::*;
+    use crate::config::{ArbiterConfig, PmuConfig};
+
+    const TEXT: &str = "[[tenant]]\nname = \"jobs\"\nusers = [7]\n\
+         [[tenant]]\nname = \"agents\"\nusers = [8]\n";
+
+    fn arbiter() -> HostArbiter {
+        let config = ArbiterConfig::parse("test".as_ref(), TEXT).expect("a configuration");
+        let pmu = PmuConfig::stated(4, 0).expect("four counters");
+        let config = ArbiterConfig {
+            pmus: vec![pmu],
+            ..config
+        };
+        let pmus = config.host_pmus(&(0..1).collect());
+        let mut policy = config.policy;
+        for tenant in &mut policy.tenants {
+            tenant.most_leases = usize::MAX;
+            tenant.whole_cpus = true;
+        }
+        HostArbiter::new(pmus, policy).expect("the policy fits")
+    }
+
+    fn group(id: u64, above: &[u64]) -> Arc<Group> {
+        Arc::new(Group {
+            id: GroupId(id),
+            above: above.iter().copied().map(GroupId).collect(),
+            path: format!("/{id}"),
+        })
+    }
+
+    /// A tenant asks for so many of the four counters of CPU 0.
+    fn ask(arbiter: &mut HostArbiter, tenant: u16, scope: Scope, counters: usize) {
+        let owner = Owner {
+            tenant: TenantId(tenant),
+            uid: 7,
+            pid: 1,
+            label: String::new(),
+            by: None,
+        };
+        let all = Demand {
+            pmu: PmuId(0),
+            counters: CounterSet::first(4, 0),
+        };
+        let terms = Terms {
+            demands: vec![all; counters],
+            at_least: counters,
+            cpus: CpuSet::from_iter([0]),
+            scope,
+            guaranteed: true,
+            priority: 0,
+            preemptible: false,
+            lasts: None,
+            waits: Waits::Always,
+        };
+        let asked = arbiter.request(owner, terms, BootTime(0), &mut Vec::new());
+        assert!(
+            matches!(asked, Ok(Outcome::Granted { .. } | Outcome::Waits { .. })),
+            "{asked:?}"
+        );
+    }
+
+    #[test]
+    fn leases_are_counted_by_whose_they_are_and_how_they_stand() {
+        let mut arbiter = arbiter();
+        let thread = ThreadId {
+            number: 7,
+            started: 1,
+        };
+        let part = |with_others| {
+            Scope::Part(Box::new(Part {
+                of: group(1, &[]),
+                threads: vec![thread],
+                with_others,
+            }))
+        };
+        ask(&mut arbiter, 0, Scope::Group(group(1, &[])), 3);
+        // Two leases of a group, one group.
+        ask(&mut arbiter, 0, Scope::Group(group(2, &[])), 1);
+        ask(&mut arbiter, 0, Scope::Group(group(2, &[])), 1);
+        ask(&mut arbiter, 0, Scope::Group(group(3, &[1])), 1);
+        ask(&mut arbiter, 1, part(false), 1);
+        ask(&mut arbiter, 0, part(true), 1);
+        ask(&mut arbiter, 1, Scope::Cpu, 4);
+        let open = InUse::default();
+        // Nothing is counted twice.
+        for _ in 0..2 {
+            let text = Metrics::new().render(&arbiter, None, &[], false, open);
+            for line in [
+                "arbiter_leases{tenant=\"jobs\",state=\"holds\"} 5",
+                "arbiter_leases{tenant=\"agents\",state=\"holds\"} 1",
+                "arbiter_leases{tenant=\"agents\",state=\"waits\"} 1",
+                "arbiter_groups{tenant=\"jobs\"} 3",
+                "arbiter_groups{tenant=\"agents\"} 0",
+                "arbiter_leases_within{tenant=\"jobs\",scope=\"cgroup\"} 1",
+                "arbiter_leases_within{tenant=\"jobs\",scope=\"part\"} 1",
+                "arbiter_leases_within{tenant=\"jobs\",scope=\"thread\"} 0",
+                "arbiter_leases_within{tenant=\"agents\",scope=\"thread\"} 1",
+                "arbiter_waiting 1",
+            ] {
+                assert!(text.contains(&format!("umpire_{line}\n")), "{line}: {text}");
+            }
+        }
+    }
 }

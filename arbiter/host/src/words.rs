@@ -170,7 +170,7 @@ pub enum What {
 }
 
 /// How a lease stands.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum Standing {
     /// It holds all that it asked for.
@@ -200,7 +200,7 @@ pub enum CounterKind {
 }
 
 /// When the counters of a lease are needed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", remote = "Self")]
 pub enum LeaseScope {
     /// [`Scope::Cpu`].
