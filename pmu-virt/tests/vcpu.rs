@@ -2,8 +2,9 @@
 
 use pmu_virt::{
     Caller, ClockBackend, CorePmu, CounterBackend, CounterId, Denial, EventFamily, Grant, Layer,
-    LossReason, MsrIndex, Needs, OwnerId, PmiForwarded, PmiRequest, PmuModel, Progress, Provenance,
-    ReadOutcome, Reading, Ring, StepBackend, Ticks, Tsc, UnavailableReason, VcpuPmu, WriteOutcome,
+    LossReason, MsrIndex, Needs, NotSettled, OwnerId, PmiForwarded, PmiRequest, PmuModel, Progress,
+    Provenance, ReadOutcome, Reading, Ring, StepBackend, Ticks, Tsc, UnavailableReason, VcpuPmu,
+    WriteOutcome,
 };
 
 use crate::seated::{Line, Seated};
@@ -515,6 +516,58 @@ fn what_was_programmed_stays_so_until_a_reset() {
     );
     check("a fixed one", &[(0x38d, 0x030), (0x38d, 0)], true);
     check("the global control", &[(0x38f, 1)], true);
+}
+
+/// What is settled may be saved until something is done to the vCPU on its core: there may be counts
+/// there again, which the state would lack.
+#[test]
+fn what_ran_since_it_was_settled_is_not_saved() {
+    let run = |pmu: &mut VcpuPmu, core: &mut CorePmu| {
+        pmu.observe(core, Progress::Entered { tsc: Tsc(100) });
+        pmu.observe(
+            core,
+            Progress::Left {
+                tsc: Tsc(200),
+                halted: Ticks(0),
+                ring: Some(Ring::Kernel),
+            },
+        );
+    };
+    type Act = fn(&mut VcpuPmu, &mut CorePmu);
+    let acts: [(&str, Act); 3] = [
+        ("the guest runs", run),
+        ("a counter is read", |pmu, core| {
+            pmu.rdmsr(core, MsrIndex(0xc1), GUEST);
+        }),
+        ("a counter is set", |pmu, core| {
+            pmu.wrmsr(core, MsrIndex(0xc1), 7, GUEST);
+        }),
+    ];
+    for (name, act) in acts {
+        let mut core = CorePmu::new(Box::new(ClockBackend::new()));
+        let model = PmuModel::parse("intel-v2").expect("a model");
+        let mut pmu = VcpuPmu::detached(OwnerId(1), model, Grant::everything());
+        pmu.attach(&mut core);
+        assert_eq!(
+            pmu.save().map(drop),
+            Err(NotSettled(OwnerId(1))),
+            "it is on it"
+        );
+        for (msr, value) in [(0x186, REF), (0x38f, 1)] {
+            pmu.wrmsr(&mut core, MsrIndex(msr), value, GUEST);
+        }
+        pmu.settle(Some(&mut core)).expect("its core");
+        let before = pmu.save().expect("settled");
+        act(&mut pmu, &mut core);
+        assert_eq!(
+            pmu.save().map(drop),
+            Err(NotSettled(OwnerId(1))),
+            "{name}: counts may be on the core"
+        );
+        pmu.settle(Some(&mut core)).expect("its core");
+        let after = pmu.save().expect("settled again");
+        assert_eq!(after == before, name == "a counter is read", "{name}");
+    }
 }
 
 /// Counts are on the core where they were made, until their vCPU has left that one: another core
