@@ -37,6 +37,18 @@ pub fn path() -> PathBuf {
     path
 }
 
+/// Copies a program that the test is going to start. Another process writes it: what this one has
+/// open for writing is inherited by whatever a test beside starts just then, and the kernel starts
+/// no program that somebody has open so (`ETXTBSY`).
+///
+/// # Panics
+/// If it is not copied.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    let copied = copied.is_ok_and(|status| status.success());
+    assert!(copied, "{} is not copied", from.display());
+}
+
 /// Builds a package with the same profile, beside `umpire`: a library for C, which cargo does
 /// not build for tests, as nothing in Rust links it. The folder. Where `UMPIRE_TESTS_BUILT` says
 /// that one build has made all that the tests use (`test.sh`), it is there: by itself a package is

@@ -586,7 +586,7 @@ fn is_root() -> bool {
 /// `umpire` copied to where any user can run it.
 fn copy_of_umpire(desk: &Desk) -> PathBuf {
     let copy = desk.path("umpire");
-    fs::copy(umpire::path(), &copy).expect("a copy");
+    umpire::copy_program(&umpire::path(), &copy);
     copy
 }
 

@@ -124,7 +124,7 @@ fn another_user_sees_tenants_and_counters_and_no_processes() {
     let held = daemon.acquire(&request);
     // A copy, where every user may start it.
     let program = daemon.folder.path().join("umpire");
-    fs::copy(guest_tests::umpire::path(), &program).expect("a copy");
+    guest_tests::umpire::copy_program(&guest_tests::umpire::path(), &program);
     let run = |arguments: &[&str]| {
         let mut command = std::process::Command::new(&program);
         command.args(arguments).uid(STRANGER).gid(STRANGER);

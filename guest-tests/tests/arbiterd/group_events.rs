@@ -368,7 +368,7 @@ fn a_job_has_events_of_its_own_processes_alone() {
     let id = lease(&daemon, &job, 1, true);
     // A program that runs with root's rights, and one that lets nobody look into it.
     let suid = daemon.folder.path().join("suid");
-    fs::copy("/bin/sleep", &suid).expect("a copy");
+    guest_tests::umpire::copy_program("/bin/sleep".as_ref(), &suid);
     fs::set_permissions(&suid, fs::Permissions::from_mode(0o4755)).expect("it is ours");
     let suid = suid.display().to_string();
     let suid = slice.start("/job", as_nobody(&suid, &["600"])).id();
@@ -439,7 +439,7 @@ fn a_set_user_id_program_is_not_counted() {
     };
     let daemon = daemon();
     let program = daemon.folder.path().join("program");
-    fs::copy("/bin/sh", &program).expect("a copy");
+    guest_tests::umpire::copy_program("/bin/sh".as_ref(), &program);
     let script = format!(
         "read go; {} -c 'while :; do :; done' & wait",
         program.display()
