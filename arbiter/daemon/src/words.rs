@@ -117,7 +117,7 @@ fn of_groups(refusal: &Refusal) -> String {
             above: Some(id),
         } => format!(
             "it would be taken out of lease {}, of a control group that it is in, which does not \
-             hold so much on CPU {cpu}",
+             hold so much on CPU {cpu}, or none of the counters that were named",
             id.0
         ),
         Refusal::BeyondGroup { cpu, above: None } => format!(

@@ -112,7 +112,8 @@ pub enum Refusal {
     /// Control groups below this one have leases, or wait for some: they were not taken out of
     /// this one's.
     GroupsBelow { by: Vec<LeaseId> },
-    /// It would be more than a control group above it holds.
+    /// It would be more than a control group above it holds, or is for counters of which that holds
+    /// none.
     BeyondGroup {
         /// A CPU where it would be.
         cpu: u32,

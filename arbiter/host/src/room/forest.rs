@@ -1,7 +1,8 @@
 //! The control groups that have leases of one set of counters: a group is in another one, or in
 //! none, and the one that is in none needs, while anything runs in it, the larger of what its
 //! own leases hold and of what those of groups below it hold along one path, together. So a
-//! lease below another is taken out of that one's, as long as it is not [`Beyond`] it.
+//! lease below another is taken out of that one's, as long as it is not [`Beyond`] it: no more of a
+//! kind, and each for a set in which that one has a counter.
 //!
 //! Each group keeps what the neediest path below it holds, so a change looks at the groups above
 //! it and at what is directly below each of them, and at nothing else.
@@ -23,6 +24,8 @@ pub(crate) const MOST_THREADS_BELOW: usize = 32;
 
 /// How many demands are confined to each union.
 pub(super) type Need = [u8; MOST_UNIONS];
+/// Some of the unions, a bit for each.
+pub(super) type Unions = u64;
 
 /// What one lease of a group holds there.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +34,30 @@ pub(super) struct GroupShare {
     pub(super) tenant: TenantId,
     /// How many demands are confined to each union.
     pub(super) need: Need,
+    pub(super) takes: Takes,
+    /// The unions in which some demand has a counter.
+    pub(super) meets: Unions,
+}
+
+/// What demands take of what a group above has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Takes {
     pub(super) kinds: PerKind,
+    /// The sets that they are for, which are unions.
+    pub(super) sets: Unions,
+}
+
+impl Takes {
+    fn and(self, other: Takes) -> Takes {
+        let (one, more) = (self.kinds, other.kinds);
+        Takes {
+            kinds: PerKind {
+                programmable: one.programmable.saturating_add(more.programmable),
+                fixed: one.fixed.saturating_add(more.fixed),
+            },
+            sets: self.sets | other.sets,
+        }
+    }
 }
 
 /// Who is among the groups that have leases.
@@ -59,7 +85,7 @@ pub(super) struct Nest<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Peak {
     pub(super) need: Need,
-    kinds: PerKind,
+    takes: Takes,
     /// What each tenant has of it at most.
     pub(super) tenants: BTreeMap<TenantId, PerKind>,
 }
@@ -75,7 +101,7 @@ impl Peak {
     fn none() -> Self {
         Peak {
             need: [0; MOST_UNIONS],
-            kinds: PerKind::default(),
+            takes: Takes::default(),
             tenants: BTreeMap::new(),
         }
     }
@@ -83,8 +109,8 @@ impl Peak {
     fn of(share: &GroupShare) -> Self {
         Peak {
             need: share.need,
-            kinds: share.kinds,
-            tenants: BTreeMap::from([(share.tenant, share.kinds)]),
+            takes: share.takes,
+            tenants: BTreeMap::from([(share.tenant, share.takes.kinds)]),
         }
     }
 
@@ -106,7 +132,8 @@ impl Peak {
             .iter()
             .zip(&other.need)
             .all(|(one, other)| one >= other)
-            && covers(self.kinds, other.kinds)
+            && covers(self.takes.kinds, other.takes.kinds)
+            && other.takes.sets & !self.takes.sets == 0
             && tenants.all(|(tenant, has)| {
                 covers(self.tenants.get(tenant).copied().unwrap_or_default(), *has)
             })
@@ -120,7 +147,10 @@ impl Peak {
             fixed: join(one.fixed, other.fixed),
         };
         self.need = std::array::from_fn(|at| join(self.need[at], other.need[at]));
-        self.kinds = kinds(self.kinds, other.kinds);
+        self.takes = Takes {
+            kinds: kinds(self.takes.kinds, other.takes.kinds),
+            sets: self.takes.sets | other.takes.sets,
+        };
         for (tenant, has) in &other.tenants {
             let own = self.tenants.entry(*tenant).or_default();
             *own = kinds(*own, *has);
@@ -139,6 +169,8 @@ struct Node {
     shares: Vec<GroupShare>,
     /// What its leases hold together.
     own: Peak,
+    /// The unions in which one of them has a counter.
+    meets: Unions,
     /// What the neediest path holds that begins with each group which is in it and in none
     /// between.
     children: BTreeMap<NodeId, Peak>,
@@ -215,6 +247,8 @@ impl Forest {
         }
         let own = node.shares.iter().map(Peak::of);
         node.own = own.fold(Peak::none(), |sum, one| sum.and(&one));
+        let meets = node.shares.iter().map(|share| share.meets);
+        node.meets = meets.fold(0, |all, one| all | one);
         self.tell_above(nest.id);
         (before, self.peak_over(nest.id))
     }
@@ -234,6 +268,7 @@ impl Forest {
             is_parts: matches!(nest.id, NodeId::Parts(_)),
             shares: Vec::new(),
             own: Peak::none(),
+            meets: 0,
             children: BTreeMap::new(),
             below: Peak::none(),
         };
@@ -315,11 +350,12 @@ impl Forest {
     }
 
     /// Where the leases of a group, those of groups below it, and of those between it and one
-    /// above, are together more of a kind than that one's, if there is any above.
+    /// above, are together more of a kind than that one's, or one of them is for counters of which
+    /// that has none, if there is any above.
     pub(super) fn beyond(&self, nest: Nest<'_>) -> Option<Beyond> {
         match self.nodes.get(&nest.id) {
             Some(node) if self.has_all_above(nest) => {
-                Self::beyond_over(node.path().kinds, self.above(nest.id))
+                Self::beyond_over(node.path().takes, self.above(nest.id))
             }
             _ => Some(Beyond { above: None }),
         }
@@ -334,9 +370,9 @@ impl Forest {
 
     /// The same, if a group that is in others held so much more: what that needs at least is
     /// looked at, and nothing changed.
-    pub(super) fn would_be_beyond(&self, nest: Nest<'_>, more: PerKind) -> Option<Beyond> {
+    pub(super) fn would_be_beyond(&self, nest: Nest<'_>, more: Takes) -> Option<Beyond> {
         let held = match self.nodes.get(&nest.id) {
-            Some(node) => sum(node.path().kinds, more),
+            Some(node) => node.path().takes.and(more),
             None => more,
         };
         let mut above = nest.above.iter().rev();
@@ -348,7 +384,7 @@ impl Forest {
     }
 
     /// So much is held along the paths that begin in `above`, from the innermost on.
-    fn beyond_over<'a>(mut held: PerKind, above: impl Iterator<Item = &'a Node>) -> Option<Beyond> {
+    fn beyond_over<'a>(mut held: Takes, above: impl Iterator<Item = &'a Node>) -> Option<Beyond> {
         let mut short = None;
         // Parts may be there a moment longer than the group that they are of, and nothing is taken
         // out of them.
@@ -356,27 +392,22 @@ impl Forest {
         // Of several that have too little, the outermost is named.
         for node in above {
             is_in_one |= !node.is_parts;
-            let has = node.own.kinds;
-            let is_short = held.programmable > has.programmable || held.fixed > has.fixed;
+            let (takes, has) = (held.kinds, node.own.takes.kinds);
+            let is_short = takes.programmable > has.programmable
+                || takes.fixed > has.fixed
+                || held.sets & !node.meets != 0;
             if is_short && !node.is_parts {
                 short = Some(Beyond {
                     above: node.shares.first().map(|share| share.lease),
                 });
             }
-            held = sum(held, has);
+            held = held.and(node.own.takes);
         }
         if is_in_one {
             short
         } else {
             Some(Beyond { above: None })
         }
-    }
-}
-
-fn sum(one: PerKind, other: PerKind) -> PerKind {
-    PerKind {
-        programmable: one.programmable.saturating_add(other.programmable),
-        fixed: one.fixed.saturating_add(other.fixed),
     }
 }
 
@@ -395,10 +426,14 @@ mod tests {
             lease: LeaseId(lease),
             tenant: TenantId(0),
             need: [need; MOST_UNIONS],
-            kinds: PerKind {
-                programmable: need,
-                fixed: 0,
+            takes: Takes {
+                kinds: PerKind {
+                    programmable: need,
+                    fixed: 0,
+                },
+                sets: 1,
             },
+            meets: 1,
         }
     }
 

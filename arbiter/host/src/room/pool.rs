@@ -12,7 +12,7 @@ use crate::policy::{HostPolicy, Minimum};
 use crate::refusal::Refusal;
 use crate::terms::Demand;
 
-use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, Peak};
+use super::forest::{Beyond, Forest, GroupShare, MOST_UNIONS, Need, Nest, Peak, Takes, Unions};
 
 const PROGRAMMABLE: CounterSet = CounterSet::from_bits(u32::MAX as u64);
 const FIXED: CounterSet = CounterSet::from_bits((u32::MAX as u64) << 32);
@@ -338,6 +338,29 @@ impl Pool {
         kinds
     }
 
+    /// What demands take of what a group above has.
+    fn takes(&self, demands: &[Demand]) -> Takes {
+        Takes {
+            kinds: self.kinds(demands),
+            sets: self.unions_that(demands, |set, union| set == union),
+        }
+    }
+
+    /// The unions of which that is so for the set of some demand.
+    fn unions_that(
+        &self,
+        demands: &[Demand],
+        is_so: impl Fn(CounterSet, CounterSet) -> bool,
+    ) -> Unions {
+        let sets = demands.iter().filter(|demand| demand.pmu == self.pmu);
+        let unions = self.unions.iter().enumerate();
+        let those = unions.filter(|(_, union)| {
+            let mut sets = sets.clone().map(|demand| demand.counters);
+            sets.any(|set| is_so(set, **union))
+        });
+        those.fold(0, |all, (at, _)| all | 1 << at)
+    }
+
     /// A lease of scope `cpu` has `demands` at its places, or has them no more.
     pub(super) fn change_cpus(
         &mut self,
@@ -417,7 +440,8 @@ impl Pool {
             lease: holding.lease,
             tenant: holding.tenant,
             need: self.need(holding.demands()),
-            kinds: self.kinds(holding.demands()),
+            takes: self.takes(holding.demands()),
+            meets: self.unions_that(holding.demands(), |set, union| !(set & union).is_empty()),
         };
         for place in places {
             let domain = &mut self.domains[place.domain as usize];
@@ -444,7 +468,7 @@ impl Pool {
         nest: Nest<'_>,
         places: &[Place],
     ) -> Result<(), Shortage> {
-        let more = self.kinds(
+        let more = self.takes(
             holding
                 .terms
                 .demands

@@ -1227,6 +1227,41 @@ fn control_groups_share_in_time_and_one_below_another_takes_of_it() {
     assert_eq!(host.holds(job), Some(2));
 }
 
+/// A counter that the group above has none of is not that one's to give.
+#[test]
+fn a_lease_below_a_group_is_for_counters_of_that_ones() {
+    let of = |group, sets: &[u64]| {
+        let demands = sets.iter().map(|bits| Demand {
+            pmu: CORE,
+            counters: CounterSet::from_bits(*bits),
+        });
+        Terms {
+            demands: demands.collect(),
+            at_least: 1,
+            guaranteed: false,
+            ..of_the_group(group, 1)
+        }
+    };
+    let mut host = open();
+    let job = host.granted(A, of(1, &[1, 2]));
+    let beyond = |above| {
+        let above = Some(above);
+        Err(Refusal::BeyondGroup { cpu: 0, above })
+    };
+    assert_eq!(host.ask(A, of(2, &[4])), beyond(job));
+    // Any of the three may be one of these two.
+    host.granted(A, of(4, &[7]));
+    let step = host.granted(A, of(2, &[2, 4]));
+    assert_eq!(host.holds(step), Some(1));
+    assert_eq!(host.ask(A, of(3, &[1])), beyond(step));
+    let inner = host.granted(A, of(3, &[7]));
+    // With the counter that they were taken out of they end.
+    let (now, out) = (host.now, &mut host.out);
+    let released = host.arbiter.release(job, 1, None, caller(A), now, out);
+    assert!(released.is_ok(), "{released:?}");
+    assert_eq!((host.holds(step), host.holds(inner)), (None, None));
+}
+
 #[test]
 fn a_group_above_leased_ones_comes_too_late() {
     let mut host = open();

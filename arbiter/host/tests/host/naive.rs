@@ -176,13 +176,28 @@ impl Naive<'_> {
             .filter(|held| held.holds > 0)
             .flat_map(Held::ways);
         let ways: Vec<Way> = ways.filter(is_by_it).collect();
-        above.iter().all(|above| {
+        let is_as_many = |above: &GroupId| {
             [false, true].into_iter().all(|fixed| {
                 let has = count(&|held| held.is_of(*above), fixed);
                 let asked = |to: &Way| count(&|held| held.is_between(*above, to), fixed);
                 ways.iter().map(asked).all(|asked| asked <= has)
             })
-        })
+        };
+        // Each is for counters of which one above has some.
+        let has_some = |above: &GroupId, set: CounterSet| {
+            let own = self.here(cpus).filter(|held| held.is_of(*above));
+            let mut has = own.flat_map(|held| held.demands(pmu));
+            has.any(|one| !(one & set).is_empty())
+        };
+        let has_of_each = |above: &GroupId| {
+            let is_between = |held: &&Held| ways.iter().any(|way| held.is_between(*above, way));
+            let between = self.here(cpus).filter(is_between);
+            let mut sets = between.flat_map(|held| held.demands(pmu));
+            sets.all(|set| has_some(above, set))
+        };
+        above
+            .iter()
+            .all(|above| is_as_many(above) && has_of_each(above))
     }
 
     /// What runs at a time at one place, in groups: for each group that is in no other with a
