@@ -469,7 +469,7 @@ impl Arbiterd {
             if !connection.has_call() || connection.has_unsent() {
                 return Ok(());
             }
-            if self.desk.service().is_busy(id) {
+            if self.desk.service().is_busy(id) || self.held_back.has(id) {
                 // It goes on when it has its reply.
                 self.pause(id, u64::MAX);
                 return Ok(());

@@ -19,6 +19,12 @@ impl HeldBack {
         self.answers.is_empty()
     }
 
+    /// Whether something is held back that a connection is to be told. What it calls meanwhile would
+    /// pile up behind that.
+    pub(super) fn has(&self, id: ConnectionId) -> bool {
+        self.answers.iter().any(|(answer, _)| answer.to == id)
+    }
+
     /// Adds what was said. `changed`: of these leases it says something new.
     pub(super) fn add(&mut self, answers: Vec<Answer>, changed: &[LeaseId]) {
         let changed: BTreeSet<LeaseId> = changed.iter().copied().collect();
@@ -72,11 +78,12 @@ mod tests {
         let said = answers(&[(1, Some(5)), (2, Some(6)), (3, Some(7)), (4, None)]);
         held.add(said, &[LeaseId(6), LeaseId(7)]);
         assert_eq!(take(&mut held, &[5, 6]), [1, 3, 4]);
+        assert_eq!([1, 2].map(|id| held.has(ConnectionId(id))), [false, true]);
         // What comes later to the same stands behind, and nothing else does.
         held.add(answers(&[(2, None), (1, None)]), &[]);
         assert_eq!(take(&mut held, &[6]), [1]);
         assert!(!held.is_empty());
         assert_eq!(take(&mut held, &[]), [2, 2]);
-        assert!(held.is_empty());
+        assert!(held.is_empty() && !held.has(ConnectionId(2)));
     }
 }
