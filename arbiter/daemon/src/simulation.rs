@@ -1037,11 +1037,9 @@ fn no_journal_has_more_held_than_there_is() {
     assert_eq!(seen, BTreeSet::from([before, vec![(3, 4)]]));
 }
 
-/// What is played of groups is what the service sees: leases of them are given, and end.
-#[test]
-fn leases_of_played_groups_come_and_go() {
-    let mut world = World::new();
-    let ask = |of, counters| Step::Ask {
+/// Somebody asks for so many, or nothing, and hears of them.
+fn ask(of: For, counters: u32) -> Step {
+    Step::Ask {
         of,
         counters,
         at_least: counters,
@@ -1049,7 +1047,13 @@ fn leases_of_played_groups_come_and_go() {
         waits_ms: None,
         lasts_ms: None,
         guaranteed: true,
-    };
+    }
+}
+
+/// What is played of groups is what the service sees: leases of them are given, and end.
+#[test]
+fn leases_of_played_groups_come_and_go() {
+    let mut world = World::new();
     let played = |world: &mut World, steps: Vec<Step>| {
         for step in steps {
             world.play(step);
@@ -1081,15 +1085,6 @@ fn leases_of_played_groups_come_and_go() {
 /// The arbiter dies after each step of a story, with this much written of what it had decided.
 #[test]
 fn a_crash_after_any_step_loses_no_part_and_nobodys_name() {
-    let ask = |of, counters| Step::Ask {
-        of,
-        counters,
-        at_least: counters,
-        more: true,
-        waits_ms: None,
-        lasts_ms: None,
-        guaranteed: true,
-    };
     let to = |thread, group| Step::Move { thread, group };
     let job = For::Job {
         group: 0,

@@ -6,6 +6,7 @@ use std::io::{IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -296,6 +297,21 @@ pub(super) fn stored(manager: &UnixDatagram) -> (String, OwnedFd) {
     panic!("nothing is to be kept");
 }
 
+/// Starts an arbiter as a service manager does that has kept an event of this name.
+pub(super) fn begin_stored(daemon: &mut Daemon, socket: &Path, (name, kept): (&str, OwnedFd)) {
+    // sd_listen_fds(3): they begin at 3.
+    let command = daemon.command();
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "exec 3<&0 </dev/null; exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env("NOTIFY_SOCKET", socket)
+        .env("LISTEN_FDS", "1")
+        .env("LISTEN_FDNAMES", name);
+    daemon.begin_from(shell, Stdio::from(kept));
+}
+
 /// The service manager keeps the arbiter's events while there is no arbiter: the next one
 /// stops what a lease of before had that has ended, and sees who starts it again.
 #[test]
@@ -325,17 +341,7 @@ fn events_survive_the_arbiter_in_the_service_managers_store() {
     spend();
     assert!(read(&event)[0] > before[0], "nobody is there to stop it");
 
-    // sd_listen_fds(3): they begin at 3.
-    let command = daemon.command();
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", "exec 3<&0 </dev/null; exec \"$0\" \"$@\""])
-        .arg(command.get_program())
-        .args(command.get_args())
-        .env("NOTIFY_SOCKET", &socket)
-        .env("LISTEN_FDS", "1")
-        .env("LISTEN_FDNAMES", &name);
-    daemon.begin_from(shell, Stdio::from(kept));
+    begin_stored(&mut daemon, &socket, (&name, kept));
     // Nobody claims the lease, so the event is stopped.
     let until = Instant::now() + LONG;
     loop {

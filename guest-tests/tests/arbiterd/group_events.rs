@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use umpire_lease::{
@@ -14,7 +14,7 @@ use umpire_lease::{
 };
 
 use super::c_library::command;
-use super::events::{enable, read, refused, spend, stored};
+use super::events::{begin_stored, enable, read, refused, spend, stored};
 use super::fixture::{AS_NOBODY, Daemon, LONG};
 use super::groups::Slice;
 use super::python::python3;
@@ -232,31 +232,20 @@ fn what_a_process_starts_counts_along_until_its_group_is_empty() {
     enable(&event);
     std::thread::sleep(Duration::from_millis(100));
     let before = read(&event)[0];
-    let pipe = slice.last().stdin.as_mut().expect("a pipe");
-    pipe.write_all(b"go\n").expect("it waits");
+    say(&mut slice, b"go\n");
     until_counts(&event, true, &daemon);
     assert!(read(&event)[0] > before);
     // It ends, and what it has started runs on.
-    let pipe = slice.last().stdin.as_mut().expect("a pipe");
-    pipe.write_all(b"end\n").expect("it waits");
+    say(&mut slice, b"end\n");
     slice.last().wait().expect("it is ours");
     until_counts(&event, true, &daemon);
     daemon.out(&["revoke", &id.to_string()]);
     until_counts(&event, false, &daemon);
     until_barred(&event, &daemon);
     // While that may be, somebody has taken a counter; with the group it is over.
-    let who = || daemon.out(&["who", "-j"]);
-    let taken = format!(r#""pid":{}"#, std::process::id());
-    let has_taken = |shown: &str| shown.replace(' ', "").contains(&taken);
-    let until = Instant::now() + LONG;
-    while !has_taken(&who()) {
-        assert!(Instant::now() < until, "{}", who());
-    }
+    until_taken(true, &daemon);
     fs::write(slice.folder.join("job/cgroup.kill"), "1").expect("they end");
-    while has_taken(&who()) {
-        assert!(Instant::now() < until, "{}", who());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until_taken(false, &daemon);
 }
 
 #[test]
@@ -457,8 +446,7 @@ fn a_set_user_id_program_is_not_counted() {
             return;
         };
         enable(&event);
-        let pipe = slice.last().stdin.as_mut().expect("a pipe");
-        pipe.write_all(b"go\n").expect("it waits");
+        say(&mut slice, b"go\n");
         spend();
         std::thread::sleep(Duration::from_millis(300));
         until_counts(&event, counts, &daemon);
@@ -486,8 +474,7 @@ fn what_is_started_while_an_event_is_lost_bars_nobody() {
         };
         enable(&event);
         if lost.is_empty() {
-            let pipe = slice.last().stdin.as_mut().expect("a pipe");
-            pipe.write_all(b"go\n").expect("it waits");
+            say(&mut slice, b"go\n");
         }
         std::thread::sleep(Duration::from_millis(200));
         daemon.out(&["revoke", &id.to_string()]);
@@ -504,6 +491,21 @@ fn what_is_started_while_an_event_is_lost_bars_nobody() {
         !log.contains("barred") && !log.contains("enabled an event again"),
         "{log}"
     );
+}
+
+/// Whether a counter is shown that this process has taken.
+fn has_taken(who: &str) -> bool {
+    let taken = format!(r#""pid":{}"#, std::process::id());
+    who.replace(' ', "").contains(&taken)
+}
+
+fn until_taken(is: bool, daemon: &Daemon) {
+    let who = || daemon.out(&["who", "-j"]);
+    let until = Instant::now() + LONG;
+    while has_taken(&who()) != is {
+        assert!(Instant::now() < until, "{}", who());
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// What somebody in the group has started.
@@ -544,22 +546,13 @@ fn what_has_moved_out_of_a_group_is_looked_at_until_it_ends() {
     // The lease ends with its group.
     until_counts(&event, false, &daemon);
     until_barred(&event, &daemon);
-    let who = || daemon.out(&["who", "-j"]);
-    let taken = format!(r#""pid":{}"#, std::process::id());
-    let has_taken = |shown: &str| shown.replace(' ', "").contains(&taken);
-    let until = Instant::now() + LONG;
-    while !has_taken(&who()) {
-        assert!(Instant::now() < until, "{}", who());
-    }
+    until_taken(true, &daemon);
     // Looks come twice a second.
     std::thread::sleep(Duration::from_millis(1500));
-    assert!(has_taken(&who()), "it lives: {}", who());
+    let who = daemon.out(&["who", "-j"]);
+    assert!(has_taken(&who), "it lives: {who}");
     fs::write(slice.folder.join("other/cgroup.kill"), "1").expect("it ends");
-    let until = Instant::now() + LONG;
-    while has_taken(&who()) {
-        assert!(Instant::now() < until, "{}", who());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until_taken(false, &daemon);
 }
 
 /// An arbiter that starts anew stops what is of a group that is gone: somebody may have moved out.
@@ -595,16 +588,6 @@ fn an_event_of_a_group_that_is_gone_is_stopped_after_a_restart() {
     slice.remove("/job");
     until_counts(&event, true, &daemon);
 
-    // sd_listen_fds(3): they begin at 3.
-    let command = daemon.command();
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", "exec 3<&0 </dev/null; exec \"$0\" \"$@\""])
-        .arg(command.get_program())
-        .args(command.get_args())
-        .env("NOTIFY_SOCKET", &socket)
-        .env("LISTEN_FDS", "1")
-        .env("LISTEN_FDNAMES", &name);
-    daemon.begin_from(shell, Stdio::from(kept));
+    begin_stored(&mut daemon, &socket, (&name, kept));
     until_counts(&event, false, &daemon);
 }

@@ -117,7 +117,7 @@ mod tests {
                 return;
             };
             let open = OpenEvent {
-                event: EventFile::new(event, follows, &Closer::new(1 << 20), 7),
+                event: EventFile::new(event, follows, None, &Closer::new(1 << 20), 7),
                 allowed: Allowed::of(HandedEvent {
                     thread: Some(41),
                     follows,

@@ -333,7 +333,7 @@ fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
     };
     let closer = Closer::new(1 << 20);
     let open = OpenEvent {
-        event: EventFile::new(Handed::open(&event).ok()?, event.follows, &closer, 7),
+        event: EventFile::new(Handed::open(&event).ok()?, event.follows, None, &closer, 7),
         allowed: Allowed::of(event),
         uid: 7,
         tenant: None,

@@ -260,7 +260,7 @@ pub(super) fn named(
     let uid = small(4)?;
     let open = OpenEvent {
         allowed,
-        event: EventFile::new(event, follows, closer, uid),
+        event: EventFile::new(event, follows, None, closer, uid),
         uid,
         tenant: None,
         pid: small(5)?,

@@ -141,21 +141,15 @@ impl Opens {
                  empty: {error}"
             );
         }
-        let opens = Opens::with(open, root, closer)?;
-        let means = OpenMeans {
+        Opens::with(OpenMeans {
             opens: open,
             root: root.to_owned(),
             closer: closer.clone(),
             lineages: lineages.ok(),
-        };
-        Ok(Opens {
-            means: Arc::new(means),
-            ..opens
         })
     }
 
-    /// The same with a kernel of the caller's choice.
-    pub(super) fn with(opens: OpenCall, root: &Path, closer: &Closer) -> io::Result<Self> {
+    fn with(means: OpenMeans) -> io::Result<Self> {
         let (told, tells) = UnixStream::pair()?;
         told.set_nonblocking(true)?;
         tells.set_nonblocking(true)?;
@@ -167,12 +161,7 @@ impl Opens {
             done,
             tells,
             told,
-            means: Arc::new(OpenMeans {
-                opens,
-                root: root.to_owned(),
-                closer: closer.clone(),
-                lineages: None,
-            }),
+            means: Arc::new(means),
         })
     }
 
@@ -360,14 +349,9 @@ fn open_new(asked: &PendingEvent, means: &OpenMeans) -> Result<NewEvent, String>
     let lineage = means.lineage(asked)?;
     let event = (means.opens)(&asked.allowed, &means.root)?;
     let (closer, uid) = (&means.closer, asked.client.uid);
-    let event = match lineage {
-        None => EventFile::new(event, follows, closer, uid),
-        Some(lineage) => EventFile::of(event, lineage, closer, uid),
-    };
-    if event
-        .lineage()
-        .is_some_and(|lineage| lineage.get().has_ended())
-    {
+    let event = EventFile::new(event, follows, lineage, closer, uid);
+    let lineage = event.lineage();
+    if lineage.is_some_and(|lineage| lineage.get().has_ended()) {
         return Err("the thread has ended, or runs another program by now; try again".to_owned());
     }
     Ok(NewEvent {

@@ -9,8 +9,15 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-fn closer() -> Closer {
-    Closer::new(1 << 20)
+/// With a kernel of the test's own.
+fn opens(kernel: OpenCall) -> Opens {
+    let opens = Opens::with(OpenMeans {
+        opens: kernel,
+        root: PathBuf::from("/"),
+        closer: Closer::new(1 << 20),
+        lineages: None,
+    });
+    opens.expect("a pipe")
 }
 
 fn asked(uid: u32, connection: u64) -> PendingEvent {
@@ -67,7 +74,7 @@ fn a_slow_kernel_costs_its_user_alone() {
         drop(GOES.1.wait_while(goes, waits));
         Err("no".to_owned())
     }
-    let mut opens = Opens::with(kernel, Path::new("/"), &closer()).expect("a pipe");
+    let mut opens = opens(kernel);
     let begun = Instant::now();
     assert!(opens.begin(asked(7, 1), 0).is_ok());
     // Its other connection stands behind; another user does not.
@@ -101,7 +108,7 @@ fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
         drop(GOES.1.wait_while(goes, |goes| !*goes));
         Err("no".to_owned())
     }
-    let mut opens = Opens::with(kernel, Path::new("/"), &closer()).expect("a pipe");
+    let mut opens = opens(kernel);
     let mut of_cpu = asked(7, 1);
     of_cpu.allowed.event.thread = None;
     of_cpu.allowed.event.cpu = Some(1);
@@ -116,8 +123,7 @@ fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
 /// Two VMs of one user that ask in the same moment both get theirs.
 #[test]
 fn requests_of_one_user_have_their_turns() {
-    let mut opens =
-        Opens::with(|_, _| Err("no".to_owned()), Path::new("/"), &closer()).expect("a pipe");
+    let mut opens = opens(|_, _| Err("no".to_owned()));
     for connection in 1..=5 {
         assert!(opens.begin(asked(7, connection), 0).is_ok());
     }
@@ -156,7 +162,7 @@ fn a_slow_process_costs_its_own_events_alone() {
         asked.process = Some(process);
         asked
     };
-    let mut opens = Opens::with(kernel, Path::new("/"), &closer()).expect("a pipe");
+    let mut opens = opens(kernel);
     for (connection, process) in [(1, 1), (2, 1), (3, 100)] {
         assert!(opens.begin(of(connection, process), 0).is_ok());
     }

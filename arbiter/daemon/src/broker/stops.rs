@@ -31,24 +31,22 @@ pub(super) enum EventFile {
 }
 
 impl EventFile {
-    /// `closer` closes it for that user, if others may have inherited it.
-    pub(super) fn new(event: Handed, follows: Follows, closer: &Closer, uid: u32) -> Self {
+    /// `closer` closes it for that user, if others may have inherited it; who these are is known by
+    /// the lineage.
+    pub(super) fn new(
+        event: Handed,
+        follows: Follows,
+        lineage: Option<SlowLineage>,
+        closer: &Closer,
+        uid: u32,
+    ) -> Self {
         match follows {
             Follows::Nothing => EventFile::Alone(Arc::new(event)),
             Follows::Threads | Follows::Children => {
                 let event = SlowFile::new(event, closer, uid);
-                let lineage = None;
                 EventFile::Inherited(Arc::new(InheritedEvent { event, lineage }))
             }
         }
-    }
-
-    /// One that all of a lineage may have inherited, and nobody else.
-    pub(super) fn of(event: Handed, lineage: SlowLineage, closer: &Closer, uid: u32) -> Self {
-        EventFile::Inherited(Arc::new(InheritedEvent {
-            event: SlowFile::new(event, closer, uid),
-            lineage: Some(lineage),
-        }))
     }
 
     /// All who may have inherited it, if that is known.

@@ -11,7 +11,7 @@ use super::*;
 fn inherited() -> Option<Arc<InheritedEvent>> {
     let event = Handed::open(&thread_clock()).ok()?;
     let closer = Closer::new(1 << 20);
-    match EventFile::new(event, Follows::Children, &closer, 7) {
+    match EventFile::new(event, Follows::Children, None, &closer, 7) {
         EventFile::Inherited(event) => Some(event),
         EventFile::Alone(_) => None,
     }
