@@ -52,6 +52,8 @@ struct WatchedGroup {
     frozen: Option<bool>,
     /// From when on news are not of before the last of its leases.
     news_from: BootTime,
+    /// How long had run whatever has run in it, when that lease came. `None`: nobody tells.
+    used: Option<u64>,
 }
 
 /// Whether something has come to run in a group since a lease of it was asked for.
@@ -152,9 +154,10 @@ impl Groups {
         // What was there before says nothing of whoever is to come for this lease.
         self.look_at(group.id, now);
         let news_from = now.after(TOLD_LATE);
+        let used = self.tree.get().ok().and_then(|tree| tree.usage(group));
         if let Some(watched) = self.watched.get_mut(&group.id) {
             watched.leases.insert(lease, Arrival::default());
-            watched.news_from = news_from;
+            (watched.news_from, watched.used) = (news_from, used);
             return;
         }
         let own = self.of_user.get(&uid).copied().unwrap_or(0);
@@ -178,6 +181,7 @@ impl Groups {
             events,
             frozen: None,
             news_from,
+            used,
         };
         self.watched.insert(group.id, watched);
     }
@@ -345,10 +349,18 @@ impl WatchedGroup {
         // The kernel tells of two things. The first look has nothing to compare with.
         let was_frozen = self.frozen.replace(seen.frozen);
         let is_as_before = was_frozen == Some(seen.frozen);
-        if seen.state == GroupState::Empty && has_news && is_as_before {
+        let has_left = seen.state == GroupState::Empty && has_news && is_as_before;
+        if has_left && self.has_run(tree) {
             return Ok(GroupState::Left);
         }
         Ok(seen.state)
+    }
+
+    /// Whether anything has run in it since its last lease came, if the kernel tells: it may have
+    /// been frozen and thawed with nothing in it.
+    fn has_run(&self, tree: &LateTree) -> bool {
+        let used = tree.get().ok().and_then(|tree| tree.usage(&self.group));
+        self.used.zip(used).is_none_or(|(before, now)| now > before)
     }
 
     fn is_overdue(&self, now: BootTime) -> bool {
@@ -480,12 +492,14 @@ mod tests {
             assert_eq!(look(), None, "nobody has come");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Other news are none of that.
-        for frozen in ["1", "0"] {
-            let done = fs::write(folder.join("cgroup.freeze"), frozen);
+        // Other news are none of that, also two of them between two looks.
+        for frozen in [&["1"][..], &["0"], &["1", "0"], &["1", "0"]] {
+            for one in frozen {
+                fs::write(folder.join("cgroup.freeze"), one).expect("it can be frozen");
+            }
             // The kernel tells of a change 10 ms after another at the earliest.
             std::thread::sleep(Duration::from_millis(50));
-            assert_eq!(look(), None, "{frozen}: {done:?}");
+            assert_eq!(look(), None, "{frozen:?}");
         }
         end(run(&folder), &[]);
         let until = Instant::now() + Duration::from_secs(60);

@@ -210,6 +210,21 @@ impl Tree {
     /// # Errors
     /// It cannot be looked for.
     pub(crate) fn events_of(&self, group: &Group) -> Result<Option<File>, NoGroup> {
+        self.file_of(group, NamedGroup::EVENTS)
+    }
+
+    /// How long all that has ever run in a group or below it has run, in microseconds
+    /// (`usage_usec` of `cpu.stat`). `None`: it is gone, or its kernel does not tell.
+    pub(crate) fn usage(&self, group: &Group) -> Option<u64> {
+        let mut text = [0; 256];
+        let file = self.file_of(group, "cpu.stat").ok()??;
+        let length = file.read_at(&mut text, 0).ok()?;
+        let used = value(&text[..length], b"usage_usec ")?;
+        str::from_utf8(used).ok()?.parse().ok()
+    }
+
+    /// A file of the group itself; `None`: it is gone, whoever has its path now.
+    fn file_of(&self, group: &Group, name: &str) -> Result<Option<File>, NoGroup> {
         let named = match self.find(&group.path) {
             Err(NoGroup::NotThere(_)) => return Ok(None),
             named => named?,
@@ -217,9 +232,9 @@ impl Tree {
         if named.group.id != group.id {
             return Ok(None);
         }
-        match named.events() {
+        match file(&named.folder, name) {
             Err(error) if is_removed(error) => Ok(None),
-            events => events
+            file => file
                 .map(Some)
                 .map_err(|error| NoGroup::Io(group.path.clone(), error.into())),
         }
@@ -553,24 +568,30 @@ pub(crate) fn seen_of(events: &File) -> rustix::io::Result<GroupSeen> {
             return is_removed(errno).then_some(gone).ok_or(errno);
         }
     };
-    let value = |name: &[u8]| {
-        let mut lines = text[..length].split(|byte| *byte == b'\n');
-        lines.find_map(|line| line.strip_prefix(name))
-    };
-    let state = match value(b"populated ") {
+    let text = &text[..length];
+    let state = match value(text, b"populated ") {
         Some(b"0") => GroupState::Empty,
         Some(_) => GroupState::Runs,
         None => return Err(Errno::IO),
     };
     // Kernels before 5.2 freeze none.
-    let frozen = value(b"frozen ") == Some(b"1");
+    let frozen = value(text, b"frozen ") == Some(b"1");
     Ok(GroupSeen { state, frozen })
 }
 
+/// What is behind a name in a file of lines.
+fn value<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    lines.find_map(|line| line.strip_prefix(name))
+}
+
 impl NamedGroup {
-    /// Its `cgroup.events`, which tells whether something runs in it.
+    /// The file that tells whether something runs in it.
+    const EVENTS: &str = "cgroup.events";
+
+    /// Its `cgroup.events`.
     pub(crate) fn events(&self) -> rustix::io::Result<File> {
-        file(&self.folder, "cgroup.events")
+        file(&self.folder, Self::EVENTS)
     }
 
     /// Its folder, to be read from: that is how perf_event_open(2) wants a group.
