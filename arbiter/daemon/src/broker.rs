@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 
-use crate::budget::{Follows, Handed};
+use crate::budget::{Follows, Handed, Lineage};
 use arbiter_host::{BootTime, Group, GroupId, HostArbiter, LeaseId, PmuId, Reason, TenantId};
 use rustix::event::epoll::EventFlags;
 use umpire_lease::{EventReply, EventRequest, Refusal};
@@ -39,7 +39,7 @@ pub(crate) use manager::PREFIX;
 use manager::Whose;
 use opens::{NewEvent, Opened, Opens, PendingEvent};
 use shares::{Had, NoRoom, Shares};
-use stops::{EventFile, SlowLineage, Stops};
+use stops::{EventFile, Stops};
 
 /// No request is longer.
 const MOST_REQUEST: usize = 4096;
@@ -93,15 +93,20 @@ struct OpenEvent {
     name: Option<String>,
 }
 
-/// An event that its holder is given when those are stopped that it comes in the place of: both
-/// might need the same counter.
+/// An event that its holder is given when those are stopped that might need the same counter.
 #[derive(Debug)]
 struct Later {
     connection: u64,
-    lease: LeaseId,
-    counter: u32,
+    allowed: Allowed,
+    tenant: Option<TenantId>,
     event: EventFile,
+    /// The number of the last order that was given before it.
+    order: u64,
 }
+
+/// Of which PMU something is being stopped, and on which CPU, if it is on one; and the number of
+/// the first order by which it is.
+pub(crate) type BeingStopped = BTreeMap<(PmuId, Option<u32>), u64>;
 
 /// The socket, and what was handed over.
 #[derive(Debug)]
@@ -449,6 +454,7 @@ impl Broker {
         let foreign = task
             .as_ref()
             .is_some_and(|task| !task.is_of(client.uid, None));
+        let of_user = task.as_ref().map_or(client.uid, Task::user);
         let process = task.map(|task| task.process);
         let counts = thread.filter(|_| before.is_some()).unwrap_or(client.pid);
         let started = before.flatten().or_else(|| client.started());
@@ -465,8 +471,6 @@ impl Broker {
             life,
             asked: inherited::tick_of(now),
         };
-        let follows = allowed.event.follows != Follows::Nothing;
-        let lineage = follows.then(|| self.lineage_of(life)).flatten();
         let name = || manager::name(&allowed, &whose, self.number);
         Ok(PendingEvent {
             connection,
@@ -474,22 +478,13 @@ impl Broker {
             request,
             before: before.flatten(),
             process,
+            of_user,
             foreign,
             life,
             name: self.forgets.as_ref().map(|_| name()),
             allowed,
             tenant: says.tenant,
-            lineage,
         })
-    }
-
-    /// What follows a thread already, and all that it starts.
-    fn lineage_of(&self, life: (u32, Option<Started>)) -> Option<SlowLineage> {
-        let open = self.open.values().flatten();
-        let all = open.chain(self.lost.iter().map(Lost::event));
-        let mut all =
-            all.filter(|open| open.life == life && open.allowed.event.follows == Follows::Children);
-        all.find_map(|open| open.event.lineage().cloned())
     }
 
     /// A thread that a group's event is for may count by one of the same counter already, which
@@ -558,7 +553,15 @@ impl Broker {
         let lost = self.lost.iter().map(Lost::event);
         let lost = lost.map(|event| add(event.uid, event.tenant, event.files()));
         let lost = lost.sum();
-        let had = Had { open, lost, ..had };
+        // What is not closed yet has its number still.
+        let (closing, closing_of_user) = (self.closer.waiting_of_all(), self.closer.waiting(uid));
+        let had = Had {
+            open,
+            lost,
+            all: had.all + closing,
+            of_user: had.of_user + closing_of_user,
+            ..had
+        };
         self.shares.check(had, FILES_OF_OPENING)
     }
 
@@ -570,7 +573,8 @@ impl Broker {
     /// Hands over what the kernel has opened, and tells those who have waited for too long.
     /// Returns the connections that go on.
     pub(crate) fn opened(&mut self, service: &Service, now: u64) -> Vec<u64> {
-        let mut go_on = self.stopped(now);
+        self.opens.hear();
+        let mut go_on = Vec::new();
         for Opened {
             asked,
             event,
@@ -588,12 +592,7 @@ impl Broker {
             if !handed {
                 self.forget(name);
             }
-            let waits = waits
-                && self
-                    .later
-                    .iter()
-                    .all(|later| later.connection != connection);
-            go_on.extend(waits.then_some(connection));
+            go_on.extend((waits && !handed).then_some(connection));
             while let Some(next) = self.opens.next_of(uid) {
                 let (connection, client) = (next.connection, next.client.clone());
                 let tenant = next.tenant;
@@ -612,6 +611,7 @@ impl Broker {
             }
             go_on.push(connection);
         }
+        go_on.extend(self.stopped(service, now));
         go_on
     }
 
@@ -622,7 +622,8 @@ impl Broker {
         }
     }
 
-    /// Hands one over, if it still may be. `false`: nobody has it.
+    /// Hands one over, if it still may be: it is given when those are stopped that it comes in the
+    /// place of. `false`: nobody has it.
     fn hand_over(
         &mut self,
         asked: PendingEvent,
@@ -630,7 +631,7 @@ impl Broker {
         service: &Service,
         now: u64,
     ) -> bool {
-        let (connection, counter) = (asked.connection, asked.request.counter);
+        let (connection, tenant) = (asked.connection, asked.tenant);
         if !self.holders.contains_key(&connection) {
             return false;
         }
@@ -641,49 +642,72 @@ impl Broker {
                 return false;
             }
         };
-        let (lease, allowed) = (open.allowed.lease, open.allowed.clone());
+        let (allowed, event) = (open.allowed.clone(), open.event.clone());
+        self.told.push(Told::Handed(open.having()));
         self.have(open, now);
-        let handed = self.open.get(&lease).and_then(|events| events.last());
-        let Some((holder, open)) = self.holders.get(&connection).zip(handed) else {
-            return true;
-        };
-        self.told.push(Told::Handed(Having {
-            uid: holder.client.uid,
-            pid: holder.client.pid,
-            allowed,
-        }));
         let later = Later {
             connection,
-            lease,
-            counter,
-            event: open.event.clone(),
+            allowed,
+            tenant,
+            event,
+            order: self.judges.stops.last(),
         };
-        if self.is_free(&later) {
-            self.give(&later);
-        } else {
-            self.later.push(later);
-        }
+        self.later.push(later);
         true
     }
 
-    /// Whether those of the same counter of the lease are stopped that it comes in the place of.
-    fn is_free(&self, later: &Later) -> bool {
+    /// Gives those events that do not wait for others to be stopped any more. Returns the
+    /// connections that go on.
+    fn give_free(&mut self, service: &Service) -> Vec<u64> {
+        let mut go_on = Vec::new();
+        for later in std::mem::take(&mut self.later) {
+            if !self.has_event(&later) {
+                let holder = self.holders.get(&later.connection);
+                if let Some(client) = holder.map(|holder| holder.client.clone()) {
+                    let why = "the lease has lost this counter meanwhile; ask again";
+                    let no = Says::of(&client, later.tenant).no(Reason::WrongGeneration, why);
+                    self.tell(later.connection, *no);
+                }
+            } else if self.is_free(&later, service.arbiter()) {
+                self.give(&later);
+            } else {
+                self.later.push(later);
+                continue;
+            }
+            go_on.push(later.connection);
+        }
+        go_on
+    }
+
+    /// Whether somebody has it still that is to be given.
+    fn has_event(&self, later: &Later) -> bool {
+        let of_lease = self.open.get(&later.allowed.lease);
+        let mut of_lease = of_lease.into_iter().flatten();
+        of_lease.any(|open| open.event.is(&later.event))
+    }
+
+    /// Whether those are stopped that it comes in the place of: of the same counter of its lease, or
+    /// of a lease that has that one's no more.
+    fn is_free(&self, later: &Later, arbiter: &HostArbiter) -> bool {
         if self.judges.stops.is_idle() {
             return true;
         }
-        let counter = usize::try_from(later.counter).ok();
-        let is_same = |lost: &Lost| {
-            let allowed = &lost.event().allowed;
-            allowed.lease == later.lease && Some(allowed.counter) == counter
-        };
-        self.lost
-            .iter()
-            .all(|lost| !lost.is_being_stopped() || !is_same(lost))
+        let mut below = Below::new();
+        let mut stopping = self.lost.iter().filter(|lost| {
+            let order = lost.is_being_stopped();
+            order.is_some_and(|order| order <= later.order)
+        });
+        !stopping.any(|lost| {
+            let (old, new) = (&lost.event().allowed, &later.allowed);
+            let is_same = (old.lease, old.counter) == (new.lease, new.counter);
+            let meets = old.pmu == new.pmu && meet(old.event.cpu, new.event.cpu);
+            meets && (is_same || !has(arbiter, &mut below, lost.event()))
+        })
     }
 
     fn give(&mut self, later: &Later) {
         let reply = EventReply {
-            counter: Some(later.counter),
+            counter: u32::try_from(later.allowed.counter).ok(),
             refused: None,
         };
         let holder = self.holders.get(&later.connection);
@@ -695,29 +719,41 @@ impl Broker {
 
     /// Hears what was stopped meanwhile, and gives what has waited for that. Returns the
     /// connections that go on.
-    fn stopped(&mut self, now: u64) -> Vec<u64> {
+    fn stopped(&mut self, service: &Service, now: u64) -> Vec<u64> {
         let (lost, judges, told) = (&mut self.lost, &mut self.judges, &mut self.told);
         if lost::hear(lost, judges, told, now) {
             self.tell_taken(now);
         }
-        let mut go_on = Vec::new();
-        for later in std::mem::take(&mut self.later) {
-            if self.is_free(&later) {
-                self.give(&later);
-                go_on.push(later.connection);
-            } else {
-                self.later.push(later);
-            }
-        }
-        go_on
+        self.give_free(service)
     }
 
-    /// What is being stopped still: nobody else is told yet that it has such a counter.
-    pub(crate) fn being_stopped(&self) -> BTreeSet<(PmuId, Option<u32>)> {
-        if self.judges.stops.is_idle() {
-            return BTreeSet::new();
+    /// The number of the last order to stop something or to look at it.
+    pub(crate) fn last_order(&self) -> u64 {
+        self.judges.stops.last()
+    }
+
+    /// Whether nothing is being stopped or looked at.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.judges.stops.is_idle()
+    }
+
+    /// What is being stopped still that its lease has no more: nobody else is told yet that it has
+    /// such a counter.
+    pub(crate) fn being_stopped(&self, arbiter: &HostArbiter) -> BeingStopped {
+        let mut stopping = BeingStopped::new();
+        if self.is_idle() {
+            return stopping;
         }
-        lost::being_stopped(&self.lost)
+        let mut below = Below::new();
+        for lost in &self.lost {
+            let (order, event) = (lost.is_being_stopped(), lost.event());
+            if let Some(order) = order.filter(|_| !has(arbiter, &mut below, event)) {
+                let of = (event.allowed.pmu, event.allowed.event.cpu);
+                let first = stopping.entry(of).or_insert(order);
+                *first = order.min(*first);
+            }
+        }
+        stopping
     }
 
     /// The event, if what was true before it was opened still is.
@@ -844,7 +880,7 @@ impl Broker {
         for &uid in forgiven {
             lost::forgive(&mut self.lost, &mut self.judges.stops, uid, now);
         }
-        self.judges.stops.start_again();
+        self.judges.stops.serve();
         self.look_at_threads(now);
         let (lost, judges, told) = (&mut self.lost, &mut self.judges, &mut self.told);
         for over in lost::look(lost, judges, told, &self.groups, now) {
@@ -867,17 +903,19 @@ impl Broker {
             let events = self.open.get(&id).into_iter().flatten();
             let events = events.filter(is_of_thread).skip(which.start);
             // A thread has an event for each counter and CPU, and is looked at once.
-            let mut left: BTreeMap<(u32, bool), bool> = BTreeMap::new();
-            for open in events.take(which.len()) {
-                let with_process = open.allowed.event.follows == Follows::Threads;
-                let has_left = left.entry((open.life.0, with_process));
-                has_left.or_insert_with(|| has_left_group(open, &self.groups));
-            }
-            let gone = left.into_iter().filter(|(_, has_left)| *has_left);
-            let gone: BTreeSet<u32> = gone.map(|((thread, _), _)| thread).collect();
-            if !gone.is_empty() {
+            let mut seen = BTreeMap::new();
+            let left = events.take(which.len()).map(|open| {
+                open.event.lineage().is_some_and(Lineage::has_ended)
+                    || *seen
+                        .entry(open.followed())
+                        .or_insert_with(|| has_left_group(open, &self.groups))
+            });
+            let left: Vec<bool> = left.collect();
+            if left.contains(&true) {
+                let before = std::iter::repeat_n(false, which.start);
+                let mut left = before.chain(left);
                 self.lose_of(id, now, |open| {
-                    open.root.is_some() && gone.contains(&open.life.0)
+                    open.root.is_some() && left.next() == Some(true)
                 });
             }
         }
@@ -885,6 +923,13 @@ impl Broker {
 }
 
 impl OpenEvent {
+    /// Which thread, what of it, and whether the kernel tells when that has ended. Those that are
+    /// alike are looked at once, but for that.
+    fn followed(&self) -> ((u32, Option<Started>), Follows, bool) {
+        let is_told = self.event.lineage().is_some();
+        (self.life, self.allowed.event.follows, is_told)
+    }
+
     /// So many files of this process it takes at most.
     fn files(&self) -> usize {
         1 + usize::from(self.event.lineage().is_some())
@@ -1016,3 +1061,6 @@ impl HolderSocket {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -12,9 +12,11 @@ use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::PoisonError;
+use std::time::Duration;
 
-use arbiter_host::BootTime;
+use arbiter_host::{BootTime, LeaseId};
 use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{ClockId, clock_gettime};
 use umpire_service::{Accepted, ClientSocket, Happened};
@@ -66,6 +68,8 @@ const MOST_ANSWERS: usize = 64 * 1024;
 /// who have sent much, so long; in nanoseconds.
 const LONGEST_HOLD: u64 = 1_000_000_000;
 const HOLD: u64 = 100_000_000;
+/// So long the service goes on at its end, in nanoseconds, if events are being stopped.
+const LONGEST_END: u64 = 1_000_000_000;
 /// No wait is longer, in nanoseconds: a host that was suspended has waited for less than
 /// has passed.
 const LONGEST_WAIT: u64 = 1_000_000_000;
@@ -148,11 +152,30 @@ impl Arbiterd {
         self.manager.tell("READY=1\nSTATUS=Serves.");
         self.settle();
         let ended = self.serve_until_told();
+        self.finish_stops();
         self.manager.tell_and_wait("STOPPING=1\nSTATUS=Ends.");
         if self.desk.end() {
             self.doors.leave_name();
         }
         ended
+    }
+
+    /// What is to be stopped is, and whoever has waited for it is told, before nobody is left who
+    /// would do it.
+    fn finish_stops(&mut self) {
+        let until = now().0.saturating_add(LONGEST_END);
+        while let Some(broker) = self.broker.as_ref().filter(|broker| !broker.is_idle()) {
+            let left = until.saturating_sub(now().0);
+            if left == 0 {
+                log::warn!("the kernel has not stopped all lost events yet");
+                break;
+            }
+            let mut bell = [PollFd::from_borrowed_fd(broker.opened_fd(), PollFlags::IN)];
+            let left = Timespec::try_from(Duration::from_nanos(left)).unwrap_or_default();
+            let _ = poll(&mut bell, Some(&left));
+            self.hand_over();
+            self.settle();
+        }
     }
 
     fn serve_until_told(&mut self) -> Result<(), ServeError> {
@@ -567,8 +590,13 @@ impl Arbiterd {
             if !self.desk.audit(output.take_records()) {
                 output.unaudited();
             }
-            let answers = output.take_answers();
-            self.held_back.add(answers, output.changed());
+            let order = self.broker.as_ref().map_or(0, Broker::last_order);
+            let holds = |id: &LeaseId| {
+                let lease = self.desk.service().arbiter().lease(*id);
+                (*id, lease.map_or(0, |lease| lease.holds))
+            };
+            let changed = output.changed().iter().map(holds).collect();
+            self.held_back.add(output.take_answers(), &changed, order);
             self.send_free();
         }
         if !self.held_back.is_empty() {
@@ -578,14 +606,16 @@ impl Arbiterd {
 
     /// Sends what may be told by now.
     fn send_free(&mut self) {
-        let stopping = self.broker.as_ref().map(Broker::being_stopped);
-        let stopping = stopping.unwrap_or_default();
         let arbiter = self.desk.service().arbiter();
-        let answers = self.held_back.take(|id| {
-            let terms = arbiter.lease(id).map(|lease| &lease.terms);
+        let stopping = self.broker.as_ref();
+        let stopping = stopping.map(|broker| broker.being_stopped(arbiter));
+        let stopping = stopping.unwrap_or_default();
+        let answers = self.held_back.take(|promise| {
+            let terms = arbiter.lease(promise.lease).map(|lease| &lease.terms);
             terms.is_some_and(|terms| {
-                stopping.iter().any(|(pmu, cpu)| {
-                    terms.demands.iter().any(|demand| demand.pmu == *pmu)
+                stopping.iter().any(|((pmu, cpu), first)| {
+                    *first <= promise.order
+                        && terms.demands.iter().any(|demand| demand.pmu == *pmu)
                         && cpu.is_none_or(|cpu| terms.cpus.contains(cpu))
                 })
             })

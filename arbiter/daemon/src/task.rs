@@ -175,6 +175,11 @@ impl Task {
         self.uids.iter().all(|own| *own == uid) && gid.is_none_or(has_group)
     }
 
+    /// Whose it is: its real user, who has started it.
+    pub(crate) fn user(&self) -> u32 {
+        self.uids[0]
+    }
+
     /// The numbers of a process's threads.
     ///
     /// # Errors

@@ -78,7 +78,7 @@ impl OpenEvent {
     /// group.
     pub(super) fn none_is_left(&self, is_empty: impl FnOnce(&Group) -> bool) -> bool {
         if let Some(lineage) = self.event.lineage() {
-            return lineage.get().has_ended();
+            return lineage.has_ended();
         }
         let group = self.allowed.group.as_ref();
         self.has_ended() && (self.went_with_process() || group.is_some_and(is_empty))
@@ -116,13 +116,14 @@ mod tests {
                 println!("skipped: who_was_started_before_has_inherited_nothing: no events");
                 return;
             };
+            let of = HandedEvent {
+                thread: Some(41),
+                follows,
+                ..thread_clock()
+            };
             let open = OpenEvent {
-                event: EventFile::new(event, follows, None, &Closer::new(1 << 20), 7),
-                allowed: Allowed::of(HandedEvent {
-                    thread: Some(41),
-                    follows,
-                    ..thread_clock()
-                }),
+                event: EventFile::new(event, &of, None, &Closer::new(1 << 20), 7),
+                allowed: Allowed::of(of),
                 uid: 7,
                 tenant: None,
                 pid: 40,

@@ -4,12 +4,13 @@
 //! Whoever has it count after that has taken a counter that nobody gave.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
-use arbiter_host::{Group, GroupId, PmuId};
+use arbiter_host::{Group, GroupId};
 
 use super::OpenEvent;
-use super::stops::{EventFile, EventSight, Order, Stops};
+use super::stops::{EventFile, EventSight, Order, Stops, ThreadEvent};
 use crate::groups::{GroupState, LateTree};
 use crate::peer::{self, Started};
 use crate::service::{Allowed, Taken, TakenBy, Told};
@@ -25,8 +26,8 @@ const TRIES: usize = 16;
 const LIVES: u64 = 60_000_000_000;
 /// The first look so long after the loss is the last that excuses, in nanoseconds.
 const EXCUSED: u64 = 500_000_000;
-/// What is not stopped so long after its loss counts as taken, in nanoseconds: nobody who has got
-/// its counter waits for longer to be told so.
+/// What is not stopped, or looked at, so long after it was to be counts as taken, in nanoseconds:
+/// nobody who has got its counter waits for longer to be told so.
 const STOPS: u64 = 1_000_000_000;
 /// So many looks at an event that others may have inherited are excused if each of them finds it
 /// on: what was being started at a stop takes its state from who started it, and is stopped by
@@ -104,16 +105,11 @@ pub(super) struct Lost {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     number: u64,
-    what: Doing,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    /// It is being stopped, and others wait for that.
-    Stops,
-    /// It is being stopped still, and counts as taken.
-    Stuck,
-    Looks,
+    /// It is being stopped, and not only looked at.
+    stops: bool,
+    since: u64,
+    /// That takes too long: until it is answered the event counts as taken.
+    is_late: bool,
 }
 
 impl Lost {
@@ -129,20 +125,43 @@ impl Lost {
             asked: None,
             settles: 0,
         };
-        match &lost.open.event {
-            EventFile::Alone(event) => {
+        lost.stop(stops, now);
+        lost
+    }
+
+    /// Stops it, or has that done. Whatever it has done before has no price.
+    fn stop(&mut self, stops: &mut Stops, now: u64) {
+        match &self.open.event {
+            EventFile::OfCpu(event) => {
                 let stopped = stops.kernel().stop(event);
-                lost.stopped(&stopped);
+                self.stopped(&stopped);
             }
-            EventFile::Inherited(event) => {
-                lost.settles = SETTLES;
-                lost.asked = Some(Asked {
-                    number: stops.begin(event, Order::Stop),
-                    what: Doing::Stops,
-                });
+            EventFile::OfThread(event) => {
+                if event.is_inherited() {
+                    self.settles = SETTLES;
+                }
+                let event = Arc::clone(event);
+                // A look stops it, too, if it is on.
+                let asked = self.ask(stops, &event, Order::Stop, now);
+                asked.stops = true;
             }
         }
-        lost
+    }
+
+    /// Gives an order, unless there is one that is not answered yet.
+    fn ask(
+        &mut self,
+        stops: &mut Stops,
+        event: &Arc<ThreadEvent>,
+        order: Order,
+        now: u64,
+    ) -> &mut Asked {
+        self.asked.get_or_insert_with(|| Asked {
+            number: stops.begin(event, order),
+            stops: order == Order::Stop,
+            since: now,
+            is_late: false,
+        })
     }
 
     pub(super) fn event(&self) -> &OpenEvent {
@@ -198,53 +217,63 @@ impl Lost {
     /// when it is.
     fn look(&mut self, stops: &mut Stops, excuses: &mut Excuses, now: u64) -> OnOff {
         match &self.open.event {
-            EventFile::Alone(event) => {
+            EventFile::OfCpu(event) => {
                 let seen = stops.kernel().look(event, self.enabled);
                 self.saw(&seen, excuses, now)
             }
-            EventFile::Inherited(event) => {
-                let order = Order::Look {
-                    known: self.enabled,
-                    stops: self.settles > 0,
-                };
-                let asked = self.asked.get_or_insert_with(|| Asked {
-                    number: stops.begin(event, order),
-                    what: Doing::Looks,
-                });
-                if asked.what == Doing::Stops && self.since.saturating_add(STOPS) <= now {
-                    asked.what = Doing::Stuck;
-                    self.taken_until = u64::MAX;
-                }
+            EventFile::OfThread(event) => {
+                let (event, order) = (
+                    Arc::clone(event),
+                    Order::Look {
+                        known: self.enabled,
+                        stops: self.settles > 0,
+                    },
+                );
+                self.ask(stops, &event, order, now);
                 OnOff::Off
             }
         }
     }
 
-    /// It is being stopped, and others wait for that.
-    pub(super) fn is_being_stopped(&self) -> bool {
-        self.does(Doing::Stops)
+    /// What is not answered in time counts as taken.
+    fn age(&mut self, now: u64) {
+        if let Some(asked) = &mut self.asked {
+            asked.is_late |= asked.since.saturating_add(STOPS) <= now;
+        }
     }
 
-    fn does(&self, what: Doing) -> bool {
-        self.asked.is_some_and(|asked| asked.what == what)
+    /// The number of the order by which it is being stopped, if others wait for that.
+    pub(super) fn is_being_stopped(&self) -> Option<u64> {
+        let asked = self.asked.filter(|asked| asked.stops && !asked.is_late);
+        asked.map(|asked| asked.number)
+    }
+
+    /// Whether it counts for somebody who should not, as far as anybody knows.
+    fn is_taken(&self, now: u64) -> bool {
+        self.taken_until > now || self.asked.is_some_and(|asked| asked.is_late)
     }
 
     /// What has come of an order.
     fn answered(&mut self, seen: &EventSight, excuses: &mut Excuses, now: u64) -> OnOff {
-        match self.asked.take().map(|asked| asked.what) {
-            Some(Doing::Looks) => return self.saw(seen, excuses, now),
-            Some(Doing::Stuck) => self.taken_until = 0,
-            Some(Doing::Stops) | None => {}
+        match self.asked.take() {
+            Some(asked) if !asked.stops => self.saw(seen, excuses, now),
+            _ => {
+                self.stopped(seen);
+                OnOff::Off
+            }
         }
-        self.stopped(seen);
-        OnOff::Off
     }
 
     /// What a look has seen.
     fn saw(&mut self, seen: &EventSight, excuses: &mut Excuses, now: u64) -> OnOff {
         let was_told = self.enabled.is_some();
         self.enabled = seen.enabled;
-        if !seen.on {
+        let Some(on) = seen.on else {
+            // It is stopped, and may be started again and again with nobody seeing it.
+            self.taken_until = now.saturating_add(LIVES);
+            return OnOff::Off;
+        };
+        if !on {
             return self.judge(false, excuses, now);
         }
         if !was_told && self.thread_has_ended() {
@@ -332,6 +361,8 @@ pub(super) fn look(
     let mut over = Vec::new();
     let mut states = States::new(groups);
     judges.excuses.forget_old(now);
+    // Of all, however many are looked at: others wait for what is being stopped.
+    lost.iter_mut().for_each(|one| one.age(now));
     for _ in 0..lost.len().min(LOOKS_AT) {
         let Some(mut one) = lost.pop_front() else {
             break;
@@ -345,7 +376,7 @@ pub(super) fn look(
             }
             one.until = now.saturating_add(LIVES);
         }
-        if one.taken_until > now && one.is_over(&mut states) {
+        if one.is_taken(now) && one.is_over(&mut states) {
             // Its counter is free again, and nobody has to wait for the minute.
             over.push(one.open);
             continue;
@@ -387,18 +418,11 @@ pub(super) fn hear(
     true
 }
 
-/// What is being stopped, and others wait for: of which PMU, and on which CPU, if it is on one.
-pub(super) fn being_stopped(lost: &VecDeque<Lost>) -> BTreeSet<(PmuId, Option<u32>)> {
-    let stops = lost.iter().filter(|one| one.is_being_stopped());
-    let of = stops.map(|one| &one.open.allowed);
-    of.map(|allowed| (allowed.pmu, allowed.event.cpu)).collect()
-}
-
 /// What is taken, and by whom.
 pub(super) fn taken(lost: &VecDeque<Lost>, now: u64) -> Vec<Taken> {
     // Of a group each thread has one event of a counter at most, whosever it was at first.
     let mut of_groups = BTreeSet::new();
-    let taken = lost.iter().filter(|one| one.taken_until > now);
+    let taken = lost.iter().filter(|one| one.is_taken(now));
     let taken = taken.filter(|one| {
         let Allowed { lease, counter, .. } = one.open.allowed;
         one.open.root.is_none() || of_groups.insert((lease, counter, one.open.allowed.event.cpu))
@@ -428,18 +452,11 @@ fn taken_by(allowed: &Allowed) -> TakenBy {
 /// is taken until it is seen on again.
 pub(super) fn forgive(lost: &mut VecDeque<Lost>, stops: &mut Stops, uid: u32, now: u64) {
     for one in lost.iter_mut().filter(|one| one.open.uid == uid) {
-        let _ = one.look(stops, &mut Excuses::default(), now);
-        (one.since, one.excused) = (now, false);
-        if matches!(one.open.event, EventFile::Inherited(_)) {
-            // What it did before is seen by the next look.
-            one.settles = SETTLES;
-        }
-        if !one.does(Doing::Stuck) {
-            one.taken_until = 0;
-        }
+        one.stop(stops, now);
+        (one.since, one.excused, one.taken_until) = (now, false, 0);
     }
 }
 
 #[cfg(test)]
 #[path = "lost_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -2,43 +2,63 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::time::Instant;
 
-use umpire_service::Closer;
-
-use crate::budget::{Follows, Handed, HandedEvent};
+use crate::budget::{EventSpec, Follows, Handed, HandedEvent, Rings};
 
 use super::*;
 use crate::broker::inherited::Root;
 use crate::broker::manager::tests::thread_clock;
 use crate::broker::stops;
+use crate::broker::tests::open_event;
 use crate::peer::Started;
 use crate::service::Allowed;
 
 /// An event of this thread that was lost then. `None`: the kernel opens none here.
 fn lost(since: u64, life: (u32, Option<Started>)) -> Option<Lost> {
-    lost_of(since, life, &mut stops())
+    lost_of(since, life, thread_clock())
 }
 
-/// The same, of a kernel of the caller's choice.
-fn lost_of(since: u64, life: (u32, Option<Started>), stops: &mut Stops) -> Option<Lost> {
-    let event = thread_clock();
-    let handed = Handed::open(&event).ok()?;
-    let open = OpenEvent {
-        event: EventFile::Alone(Arc::new(handed)),
-        allowed: Allowed::of(event),
-        uid: 7,
-        tenant: None,
-        pid: u32::MAX,
-        life,
-        root: None,
-        process: me().1,
-        name: None,
-    };
+/// The same, of an event of the caller's choice.
+fn lost_of(since: u64, life: (u32, Option<Started>), event: HandedEvent) -> Option<Lost> {
+    let mut stops = stops();
+    let mut lost = lost_by(since, life, event, &mut stops)?;
+    answered(&mut lost, &mut stops, &mut Excuses::default(), since);
+    Some(lost)
+}
+
+/// Waits for the answer to the order that one waits for; `None`: it waits for none.
+fn answered(one: &mut Lost, stops: &mut Stops, excuses: &mut Excuses, now: u64) -> Option<OnOff> {
+    let number = one.asked?.number;
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(sight) = stops.finished().remove(&number) {
+            return Some(one.answered(&sight, excuses, now));
+        }
+        assert!(Instant::now() < until, "{number} is not answered");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Looks at one, and hears what was seen.
+fn look_at(one: &mut Lost, excuses: &mut Excuses, now: u64) -> OnOff {
+    let mut stops = stops();
+    let seen = one.look(&mut stops, excuses, now);
+    answered(one, &mut stops, excuses, now).unwrap_or(seen)
+}
+
+/// The same, of a kernel of the caller's choice, and with what is to be done to it still not done.
+fn lost_by(
+    since: u64,
+    life: (u32, Option<Started>),
+    event: HandedEvent,
+    stops: &mut Stops,
+) -> Option<Lost> {
+    let open = open_event(Allowed::of(event), life)?;
     Some(Lost::new(open, stops, since))
 }
 
-fn me() -> (u32, Option<Started>) {
+pub(in crate::broker) fn me() -> (u32, Option<Started>) {
     let me = Life::of(std::process::id()).expect("it can be seen");
     let me = me.expect("it is there").id;
     (me.number, Some(Started(me.started)))
@@ -49,11 +69,11 @@ fn stops() -> Stops {
     Stops::new(bell, stops::HOST)
 }
 
-/// The host's descriptor of an event that nobody has inherited.
+/// The host's descriptor of an event.
 fn handed(one: &Lost) -> &Handed {
     match &one.open.event {
-        EventFile::Alone(event) => event,
-        EventFile::Inherited(_) => panic!("nobody has inherited it"),
+        EventFile::OfCpu(event) => event,
+        EventFile::OfThread(event) => event.handed(),
     }
 }
 
@@ -131,25 +151,40 @@ fn vms_of_one_user_are_late_each_for_itself() {
 /// An event of the kernel's, which its holder starts again and again.
 #[test]
 fn an_event_that_is_enabled_again_is_seen_and_stopped() {
-    let Some(mut one) = lost(0, me()) else {
-        println!("skipped: an_event_that_is_enabled_again_is_seen_and_stopped: no events");
-        return;
+    // PERF_COUNT_SW_CPU_CLOCK.
+    let of_cpu = HandedEvent {
+        spec: EventSpec {
+            config: 0,
+            ..thread_clock().spec
+        },
+        thread: None,
+        cpu: Some(0),
+        rings: Rings::All,
+        ..thread_clock()
     };
-    let mut excuses = Excuses::default();
-    let spend = || (0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one));
-    let mut look = |on: bool, at: u64| {
-        if on {
-            handed(&one).enable().expect("it can be started");
-        }
-        spend();
-        let seen = one.look(&mut stops(), &mut excuses, at * LOOK);
-        let stopped = handed(&one).enabled().expect("it can be read");
-        spend();
-        assert_eq!(handed(&one).enabled().expect("it can be read"), stopped);
-        seen
-    };
-    let seen = [(false, 1), (true, 2), (false, 3), (true, 4)].map(|(on, at)| look(on, at));
-    assert_eq!(seen, [OnOff::Off, OnOff::On, OnOff::Off, OnOff::On]);
+    for event in [thread_clock(), of_cpu] {
+        let text = format!("{event:?}");
+        let Some(mut one) = lost_of(0, me(), event) else {
+            println!("skipped: an_event_that_is_enabled_again_is_seen_and_stopped: {text}");
+            continue;
+        };
+        let mut excuses = Excuses::default();
+        let spend = || (0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one));
+        let mut look = |on: bool, at: u64| {
+            if on {
+                handed(&one).enable().expect("it can be started");
+            }
+            spend();
+            let seen = look_at(&mut one, &mut excuses, at * LOOK);
+            let stopped = handed(&one).enabled().expect("it can be read");
+            spend();
+            assert_eq!(handed(&one).enabled().expect("it can be read"), stopped);
+            seen
+        };
+        let seen = [(false, 1), (true, 2), (false, 3), (true, 4)].map(|(on, at)| look(on, at));
+        let expected = [OnOff::Off, OnOff::On, OnOff::Off, OnOff::On];
+        assert_eq!(seen, expected, "{text}");
+    }
 }
 
 /// The kernel tells no time of an event that it has no counter for, until its thread has
@@ -172,20 +207,20 @@ fn the_end_of_a_thread_is_no_start_of_its_event() {
         one.excused = true;
         let mut excuses = Excuses::default();
         assert_eq!(
-            one.look(&mut stops(), &mut excuses, 2 * LOOK),
+            look_at(&mut one, &mut excuses, 2 * LOOK),
             seen[0],
             "{life:?}"
         );
         // What it tells from now on is measured by that.
         assert_eq!(
-            one.look(&mut stops(), &mut excuses, 3 * LOOK),
+            look_at(&mut one, &mut excuses, 3 * LOOK),
             OnOff::Off,
             "{life:?}"
         );
         handed(&one).enable().expect("it can be started");
         std::hint::black_box((0..200_000u64).fold(0, |sum, one| sum ^ std::hint::black_box(one)));
         assert_eq!(
-            one.look(&mut stops(), &mut excuses, 4 * LOOK),
+            look_at(&mut one, &mut excuses, 4 * LOOK),
             seen[1],
             "{life:?}"
         );
@@ -279,7 +314,6 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
 #[test]
 fn an_inherited_event_is_stopped_while_nobody_waits() {
     use std::sync::{Condvar, Mutex, PoisonError};
-    use std::time::Instant;
     static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
     const KERNEL: stops::Kernel = stops::Kernel {
         disable: |_| {
@@ -295,18 +329,17 @@ fn an_inherited_event_is_stopped_while_nobody_waits() {
         return;
     };
     let (one, mut judges) = one;
-    let allowed = one.open.allowed.clone();
     let mut all = VecDeque::from([one]);
     let groups = LateTree::new(Path::new("/"));
     let mut told = Vec::new();
     assert!(!hear(&mut all, &mut judges, &mut told, 1));
-    let of = BTreeSet::from([(allowed.pmu, allowed.event.cpu)]);
-    assert_eq!(being_stopped(&all), of);
+    assert_eq!(all[0].is_being_stopped(), Some(1));
     look(&mut all, &mut judges, &mut told, &groups, LOOK);
-    assert_eq!((being_stopped(&all), taken(&all, LOOK).len()), (of, 0));
+    assert_eq!(all[0].is_being_stopped(), Some(1));
+    assert_eq!(taken(&all, LOOK), []);
     // Nobody waits any longer, and nobody is promised it.
     look(&mut all, &mut judges, &mut told, &groups, 2 * LOOK);
-    assert_eq!(being_stopped(&all), BTreeSet::new());
+    assert_eq!(all[0].is_being_stopped(), None);
     assert_eq!(taken(&all, 200 * LOOK).len(), 1);
     forgive(&mut all, &mut judges.stops, 7, 3 * LOOK);
     assert_eq!(taken(&all, 200 * LOOK).len(), 1, "it runs on");
@@ -331,23 +364,7 @@ fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
         follows: Follows::Children,
         ..thread_clock()
     };
-    let closer = Closer::new(1 << 20);
-    let open = OpenEvent {
-        event: EventFile::new(Handed::open(&event).ok()?, event.follows, None, &closer, 7),
-        allowed: Allowed::of(event),
-        uid: 7,
-        tenant: None,
-        pid: u32::MAX,
-        life: me(),
-        root: Some(Root {
-            process: None,
-            since: Started(0),
-            foreign: false,
-        }),
-        process: me().1,
-        name: None,
-    };
-    let lost = Lost::new(open, &mut judges.stops, 0);
+    let lost = lost_by(0, me(), event, &mut judges.stops)?;
     Some((lost, judges))
 }
 
@@ -412,4 +429,74 @@ fn an_event_of_anothers_thread_bars_nobody() {
         assert_eq!((seen, all.len()), (OnOff::On, told), "{all:?}");
         assert_eq!(taken(&VecDeque::from([one]), 10 * LOOK).len(), 1);
     }
+}
+
+/// A look that is not answered in time says nothing, and so its event counts as taken until it
+/// is.
+#[test]
+fn an_event_that_cannot_be_looked_at_is_taken() {
+    use std::sync::{Condvar, Mutex, PoisonError};
+    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    const KERNEL: stops::Kernel = stops::Kernel {
+        disable: |_| Ok(()),
+        enabled: |_| {
+            let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(GOES.1.wait_while(goes, |goes| !*goes));
+            None
+        },
+    };
+    let Some(mut one) = lost(0, me()) else {
+        println!("skipped: an_event_that_cannot_be_looked_at_is_taken: no events");
+        return;
+    };
+    one.enabled = None;
+    let (_, bell) = UnixStream::pair().expect("a pair");
+    let mut judges = Judges {
+        stops: Stops::new(bell, KERNEL),
+        excuses: Excuses::default(),
+    };
+    let mut all = VecDeque::from([one]);
+    let (groups, mut told) = (LateTree::new(Path::new("/")), Vec::new());
+    for (at, is_taken) in [(1, 0), (2, 0), (3, 1), (300, 1)] {
+        look(&mut all, &mut judges, &mut told, &groups, at * LOOK);
+        assert_eq!(taken(&all, at * LOOK).len(), is_taken, "{at}");
+        assert_eq!(all[0].is_being_stopped(), None, "nobody waits for a look");
+    }
+    // A pardon is for what was done; it is not known what is.
+    forgive(&mut all, &mut judges.stops, 7, 301 * LOOK);
+    assert_eq!(taken(&all, 301 * LOOK).len(), 1);
+    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    GOES.1.notify_all();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !hear(&mut all, &mut judges, &mut told, 302 * LOOK) {
+        assert!(Instant::now() < until);
+    }
+    assert!(taken(&all, 302 * LOOK).is_empty() && told.is_empty());
+}
+
+/// The kernel tells nothing of one that is pinned and had no counter, whoever counts by it: it is
+/// taken, and costs nobody anything.
+#[test]
+fn what_the_kernel_tells_nothing_of_is_taken_and_bars_nobody() {
+    let Some((mut one, _)) = lost_with(stops::HOST) else {
+        println!("skipped: what_the_kernel_tells_nothing_of_is_taken: no events");
+        return;
+    };
+    let sight = |on| EventSight {
+        on,
+        enabled: None,
+        failed: None,
+    };
+    let mut excuses = Excuses::default();
+    let mut told = Vec::new();
+    for at in 9..20 {
+        let seen = one.saw(&sight(None), &mut excuses, at * LOOK);
+        tell(&one, seen, &mut told);
+        assert!(one.is_taken(at * LOOK) && told.is_empty(), "{told:?}");
+    }
+    assert_eq!(
+        one.saw(&sight(Some(false)), &mut excuses, 20 * LOOK),
+        OnOff::Off
+    );
+    assert!(one.is_taken(20 * LOOK) && !one.is_taken(19 * LOOK + LIVES));
 }

@@ -194,8 +194,7 @@ fn task_of((thread, started): (u32, Option<Started>)) -> Option<Task> {
 }
 
 /// What is known of it by now, for a user who has asked.
-fn root_of(life: (u32, Option<Started>), uid: u32, since: Started) -> Root {
-    let task = task_of(life);
+fn root_of(task: Option<Task>, uid: u32, since: Started) -> Root {
     Root {
         foreign: !task.as_ref().is_some_and(|task| task.is_of(uid, None)),
         process: task.map(|task| task.process),
@@ -258,13 +257,15 @@ pub(super) fn named(
     };
     let life = (small(6)?, maybe(7)?.map(Started));
     let uid = small(4)?;
+    let task = task_of(life);
+    let of_user = task.as_ref().map_or(uid, Task::user);
     let open = OpenEvent {
+        event: EventFile::new(event, &allowed.event, None, closer, of_user),
         allowed,
-        event: EventFile::new(event, follows, None, closer, uid),
         uid,
         tenant: None,
         pid: small(5)?,
-        root: (follows != Follows::Nothing).then(|| root_of(life, uid, since)),
+        root: (follows != Follows::Nothing).then(|| root_of(task, uid, since)),
         life,
         process: match numbers.get(14) {
             None => None,

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
-use crate::budget::{Errno, Follows, Handed, HandedEvent, Lineages, NotMeasured};
+use crate::budget::{Errno, Follows, Handed, HandedEvent, Lineage, Lineages, NotMeasured};
 use arbiter_host::{Group, TenantId};
 use umpire_lease::EventRequest;
 use umpire_service::Closer;
 
-use super::stops::{EventFile, SlowFile, SlowLineage};
+use super::stops::EventFile;
 use super::{inherited, manager};
 use crate::groups::Tree;
 use crate::peer::{self, Client, Started};
@@ -27,13 +27,15 @@ use crate::service::Allowed;
 /// opens its first event of a task or a group waits for a grace period of RCU, which on a busy
 /// host is tenths of a second.
 const OPENS: u64 = 1_000_000_000;
-/// Of so many processes events are opened for a user at a time: each takes a thread here.
-const MOST_AT_A_TIME: usize = 4;
+/// Of so many processes of a user events are opened at a time, and of so many for one who asks:
+/// each takes a thread here, and whoever asks for many users' jobs does not wait for one user's.
+const MOST_OF_USER: usize = 4;
+const MOST_OF_ASKER: usize = 32;
 const SLOW: &str = "the kernel has not opened the event within a second; try again";
 const REPLACED: &str = "the kernel has not opened the event within a second: it opens none while \
                         the thread's process is in execve; try again";
-const STILL: &str = "an event of this process is being opened still, or for this user those of \
-                     four others; try again";
+const STILL: &str = "an event of this process is being opened still, or those of four others of \
+                     its user, or of 32 for who asks; try again";
 
 /// A request that may be served, and what was true then.
 #[derive(Clone, Debug)]
@@ -48,24 +50,31 @@ pub(super) struct PendingEvent {
     pub(super) before: Option<Started>,
     /// The process of a group's thread.
     pub(super) process: Option<u32>,
-    /// That thread is another user's.
+    /// Whose that is: what takes long of it stands behind nobody else's.
+    pub(super) of_user: u32,
+    /// It is not who asks.
     pub(super) foreign: bool,
     /// The thread that it is to count, or the process that asks for one of a whole CPU.
     pub(super) life: (u32, Option<Started>),
     /// Its name in the service manager's store, if there is one.
     pub(super) name: Option<String>,
-    /// Those who may have inherited an earlier event of the thread: the same who may inherit this
-    /// one, and more.
-    pub(super) lineage: Option<SlowLineage>,
 }
 
-/// Whose opening stands behind whose: those of one user for threads of one process.
-type Line = (u32, u32);
+/// Whose opening stands behind whose: those that one user has asked for of one process of a user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Line {
+    asker: u32,
+    of_user: u32,
+    process: u32,
+}
 
 impl PendingEvent {
     fn line(&self) -> Line {
-        let process = self.process.unwrap_or(self.client.pid);
-        (self.client.uid, process)
+        Line {
+            asker: self.client.uid,
+            of_user: self.of_user,
+            process: self.process.unwrap_or(self.client.pid),
+        }
     }
 }
 
@@ -193,22 +202,24 @@ impl Opens {
         }
     }
 
-    /// Those that are being opened for a user.
-    fn of_user(&self, uid: u32) -> impl Iterator<Item = &Busy> {
-        let of_user = self.busy.range((uid, 0)..=(uid, u32::MAX));
-        of_user.map(|(_, busy)| busy)
+    /// Whether fewer are so than may be opened at a time beside one of this line.
+    fn has_room(&self, line: Line, is: impl Fn(&Busy) -> bool) -> bool {
+        let of_asker = self.busy.iter();
+        let of_asker = of_asker.filter(|(other, busy)| other.asker == line.asker && is(busy));
+        let of_user = of_asker.clone();
+        let of_user = of_user.filter(|(other, _)| other.of_user == line.of_user);
+        of_asker.count() < MOST_OF_ASKER && of_user.count() < MOST_OF_USER
     }
 
     /// Whether one can be opened now.
     fn is_free(&self, line: Line) -> bool {
-        !self.busy.contains_key(&line) && self.of_user(line.0).count() < MOST_AT_A_TIME
+        !self.busy.contains_key(&line) && self.has_room(line, |_| true)
     }
 
     /// Whether the kernel has taken too long for whatever one would stand behind.
     fn is_stuck(&self, line: Line) -> bool {
         let own = self.busy.get(&line);
-        let stuck = self.of_user(line.0).filter(|busy| !busy.waits).count();
-        own.is_some_and(|busy| !busy.waits) || stuck >= MOST_AT_A_TIME
+        own.is_some_and(|busy| !busy.waits) || !self.has_room(line, |busy| !busy.waits)
     }
 
     fn start(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
@@ -242,9 +253,13 @@ impl Opens {
         Ok(())
     }
 
+    /// The bell was heard: what rings from now on is news.
+    pub(super) fn hear(&mut self) {
+        while self.told.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+    }
+
     /// What the kernel has answered.
     pub(super) fn finished(&mut self) -> Vec<Opened> {
-        while self.told.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let mut finished = Vec::new();
         while let Ok((asked, event)) = self.done.try_recv() {
             let busy = self.busy.remove(&asked.line());
@@ -295,7 +310,7 @@ impl Opens {
     /// The names of all that are or will be being opened, each with its user.
     pub(super) fn names(&self) -> impl Iterator<Item = (u32, &str)> {
         let busy = self.busy.iter();
-        let busy = busy.map(|((uid, _), busy)| (*uid, &busy.name));
+        let busy = busy.map(|(line, busy)| (line.asker, &busy.name));
         let behind = self.behind.iter();
         let behind = behind.map(|asked| (asked.client.uid, &asked.name));
         let all = busy.chain(behind);
@@ -305,7 +320,7 @@ impl Opens {
     /// All that are being opened: for which user, and for which tenant.
     pub(super) fn users(&self) -> impl Iterator<Item = (u32, Option<TenantId>)> {
         let busy = self.busy.iter();
-        busy.map(|((uid, _), busy)| (*uid, busy.tenant))
+        busy.map(|(line, busy)| (line.asker, busy.tenant))
     }
 
     /// A connection has ended.
@@ -317,23 +332,17 @@ impl Opens {
 impl OpenMeans {
     /// What is to know when all have ended who may have inherited an event: it is there before
     /// that, and so whoever has inherited the event has inherited this.
-    fn lineage(&self, asked: &PendingEvent) -> Result<Option<SlowLineage>, String> {
-        let HandedEvent {
-            thread, follows, ..
-        } = asked.allowed.event;
-        let known = asked.lineage.as_ref();
-        let known = known.filter(|known| !known.get().has_ended());
-        if let Some(known) = known {
-            return Ok(Some(Arc::clone(known)));
-        }
-        let thread = thread.filter(|_| follows != Follows::Nothing);
+    /// What other events of the thread have is not enough: a program that it runs with another
+    /// user's rights (`execve` of what is set-uid) takes all that it had, and what it starts later
+    /// inherits this event alone.
+    fn lineage(&self, event: &HandedEvent) -> Result<Option<Lineage>, String> {
+        let thread = event.thread.filter(|_| event.follows != Follows::Nothing);
         let Some((lineages, thread)) = self.lineages.as_ref().zip(thread) else {
             return Ok(None);
         };
-        let followed = lineages.follow(thread, follows);
+        let followed = lineages.follow(thread, event.follows);
         let followed = followed.map_err(|errno| NotMeasured::from(errno).to_string())?;
-        let lineage = SlowFile::new(followed, &self.closer, asked.client.uid);
-        Ok(Some(Arc::new(lineage)))
+        Ok(Some(followed))
     }
 }
 
@@ -341,17 +350,15 @@ impl OpenMeans {
 fn open_new(asked: &PendingEvent, means: &OpenMeans) -> Result<NewEvent, String> {
     let process = asked.process.map(peer::open_process).transpose();
     let process = process.map_err(|error| format!("the thread's process: {error}"))?;
-    let follows = asked.allowed.event.follows;
-    let since = match follows {
+    let of = &asked.allowed.event;
+    let since = match of.follows {
         Follows::Nothing => Started(0),
         Follows::Threads | Follows::Children => inherited::next_tick(),
     };
-    let lineage = means.lineage(asked)?;
+    let lineage = means.lineage(of)?;
     let event = (means.opens)(&asked.allowed, &means.root)?;
-    let (closer, uid) = (&means.closer, asked.client.uid);
-    let event = EventFile::new(event, follows, lineage, closer, uid);
-    let lineage = event.lineage();
-    if lineage.is_some_and(|lineage| lineage.get().has_ended()) {
+    let event = EventFile::new(event, of, lineage, &means.closer, asked.of_user);
+    if event.lineage().is_some_and(Lineage::has_ended) {
         return Err("the thread has ended, or runs another program by now; try again".to_owned());
     }
     Ok(NewEvent {

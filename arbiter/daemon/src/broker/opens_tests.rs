@@ -45,10 +45,10 @@ fn asked(uid: u32, connection: u64) -> PendingEvent {
         tenant: None,
         before: None,
         process: None,
+        of_user: uid,
         foreign: false,
         life: (1, None),
         name: None,
-        lineage: None,
     }
 }
 
@@ -58,6 +58,7 @@ fn finished(opens: &mut Opens, count: usize) -> Vec<Opened> {
     let mut all = Vec::new();
     while all.len() < count {
         assert!(Instant::now() < until, "{count}: {all:?}");
+        opens.hear();
         all.extend(opens.finished());
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -191,4 +192,47 @@ fn a_slow_process_costs_its_own_events_alone() {
     assert!(finished(&mut opens, 4).iter().all(|one| !one.waits));
     assert!(opens.begin(of(7, 101), 1002 * MS).is_ok());
     assert!(finished(&mut opens, 1)[0].waits);
+}
+
+/// Whoever asks for the jobs of many users does not wait for one of these, and has no threads
+/// without end here.
+#[test]
+fn slow_processes_of_one_user_cost_no_other_users_events() {
+    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    // Users below 100 have their processes in execve.
+    fn kernel(allowed: &Allowed, _: &Path) -> Result<Handed, String> {
+        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |goes: &mut bool| allowed.event.thread < Some(100) && !*goes;
+        drop(GOES.1.wait_while(goes, waits));
+        Err("no".to_owned())
+    }
+    let of = |of_user: u32, connection: u64| {
+        let mut asked = asked(0, connection);
+        asked.of_user = of_user;
+        asked.allowed.event.thread = Some(of_user);
+        asked.process = Some(u32::try_from(connection).expect("it is small"));
+        asked
+    };
+    let mut opens = opens(kernel);
+    let begin = |opens: &mut Opens, asked, now| opens.begin(asked, now).is_ok();
+    assert!((1..=4).all(|at| begin(&mut opens, of(7, at), 0)));
+    assert!(begin(&mut opens, of(100, 5), 0));
+    assert_eq!(finished(&mut opens, 1)[0].asked.connection, 5);
+    // A fifth of that user waits in turn, and is told so when that is for long.
+    assert!(begin(&mut opens, of(7, 6), 0));
+    assert_eq!(opens.overdue(1000 * MS).len(), 5);
+    assert!(!begin(&mut opens, of(7, 6), 1001 * MS));
+    assert!(begin(&mut opens, of(100, 5), 1001 * MS));
+    assert!(finished(&mut opens, 1)[0].waits);
+    // Of others there is an end.
+    for at in 5..=32 {
+        let of_user = u32::try_from(at).expect("it is small") / 4 + 10;
+        assert!(begin(&mut opens, of(of_user, at), 1002 * MS), "{at}");
+    }
+    assert_eq!(opens.overdue(2002 * MS).len(), 28);
+    assert!(!begin(&mut opens, of(100, 33), 2003 * MS));
+    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    GOES.1.notify_all();
+    assert!(finished(&mut opens, 32).iter().all(|one| !one.waits));
+    assert!(begin(&mut opens, of(100, 33), 2004 * MS));
 }

@@ -66,7 +66,7 @@ pub struct HandedEvent {
 /// Whose doings an event counts beside those of its thread: of what this one, and whatever
 /// counts by it, starts after the event was opened (`inherit` and `inherit_thread` of
 /// `perf_event_open(2)`). Not of what ran already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Follows {
     /// Nothing else.
     Nothing,

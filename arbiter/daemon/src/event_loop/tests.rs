@@ -8,6 +8,7 @@ use umpire_service::{Access, BACKLOG, Closer};
 
 use super::start::{Ends, Given};
 use super::*;
+use crate::broker::tests::busy_broker;
 use crate::config::ArbiterConfig;
 use crate::room::OF_STRANGERS;
 
@@ -158,4 +159,19 @@ fn many_users_without_a_tenant_have_few_connections_together() {
     for uid in 1000..=1003 {
         assert_eq!(of(&arbiterd, uid), OF_STRANGERS / 4, "{uid}");
     }
+}
+
+/// Who is told to end does not leave what is to be stopped to nobody.
+#[test]
+fn events_are_stopped_before_the_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut arbiterd = arbiterd(&folder);
+    let Some((_folder, broker)) = busy_broker() else {
+        println!("skipped: events_are_stopped_before_the_end: no events");
+        return;
+    };
+    assert!(!broker.is_idle());
+    arbiterd.broker = Some(broker);
+    arbiterd.finish_stops();
+    assert!(arbiterd.broker.is_some_and(|broker| broker.is_idle()));
 }
