@@ -256,8 +256,7 @@ pub(super) fn named(
         },
     };
     let life = (small(6)?, maybe(7)?.map(Started));
-    let uid = small(4)?;
-    let task = task_of(life);
+    let (uid, task) = (small(4)?, task_of(life));
     let of_user = task.as_ref().map_or(uid, Task::user);
     let open = OpenEvent {
         event: EventFile::new(event, &allowed.event, None, closer, of_user),

@@ -62,15 +62,15 @@ pub(super) struct PendingEvent {
 
 /// Whose opening stands behind whose: those that one user has asked for of one process of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Line {
+struct Lane {
     asker: u32,
     of_user: u32,
     process: u32,
 }
 
 impl PendingEvent {
-    fn line(&self) -> Line {
-        Line {
+    fn lane(&self) -> Lane {
+        Lane {
             asker: self.client.uid,
             of_user: self.of_user,
             process: self.process.unwrap_or(self.client.pid),
@@ -118,7 +118,7 @@ type OpenCall = fn(&Allowed, &Path) -> Result<Handed, String>;
 /// All that are being opened.
 #[derive(Debug)]
 pub(super) struct Opens {
-    busy: BTreeMap<Line, Busy>,
+    busy: BTreeMap<Lane, Busy>,
     behind: VecDeque<PendingEvent>,
     sends: Sender<OpenAnswer>,
     done: Receiver<OpenAnswer>,
@@ -192,9 +192,9 @@ impl Opens {
     /// # Errors
     /// The kernel has not opened those for too long, or there is no thread.
     pub(super) fn begin(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
-        if self.is_free(asked.line()) {
+        if self.is_free(asked.lane()) {
             self.start(asked, now)
-        } else if self.is_stuck(asked.line()) {
+        } else if self.is_stuck(asked.lane()) {
             Err(STILL.to_owned())
         } else {
             self.behind.push_back(asked);
@@ -202,31 +202,31 @@ impl Opens {
         }
     }
 
-    /// Whether fewer are so than may be opened at a time beside one of this line.
-    fn has_room(&self, line: Line, is: impl Fn(&Busy) -> bool) -> bool {
+    /// Whether fewer are so than may be opened at a time beside one of this lane.
+    fn has_room(&self, lane: Lane, is: impl Fn(&Busy) -> bool) -> bool {
         let of_asker = self.busy.iter();
-        let of_asker = of_asker.filter(|(other, busy)| other.asker == line.asker && is(busy));
+        let of_asker = of_asker.filter(|(other, busy)| other.asker == lane.asker && is(busy));
         let of_user = of_asker.clone();
-        let of_user = of_user.filter(|(other, _)| other.of_user == line.of_user);
+        let of_user = of_user.filter(|(other, _)| other.of_user == lane.of_user);
         of_asker.count() < MOST_OF_ASKER && of_user.count() < MOST_OF_USER
     }
 
     /// Whether one can be opened now.
-    fn is_free(&self, line: Line) -> bool {
-        !self.busy.contains_key(&line) && self.has_room(line, |_| true)
+    fn is_free(&self, lane: Lane) -> bool {
+        !self.busy.contains_key(&lane) && self.has_room(lane, |_| true)
     }
 
     /// Whether the kernel has taken too long for whatever one would stand behind.
-    fn is_stuck(&self, line: Line) -> bool {
-        let own = self.busy.get(&line);
-        own.is_some_and(|busy| !busy.waits) || !self.has_room(line, |busy| !busy.waits)
+    fn is_stuck(&self, lane: Lane) -> bool {
+        let own = self.busy.get(&lane);
+        own.is_some_and(|busy| !busy.waits) || !self.has_room(lane, |busy| !busy.waits)
     }
 
     fn start(&mut self, asked: PendingEvent, now: u64) -> Result<(), String> {
         let failed = |error| format!("there is no thread for it: {error}");
         let mut tells = self.tells.try_clone().map_err(failed)?;
         let (sends, means) = (self.sends.clone(), Arc::clone(&self.means));
-        let (line, connection, tenant) = (asked.line(), asked.connection, asked.tenant);
+        let (lane, connection, tenant) = (asked.lane(), asked.connection, asked.tenant);
         let name = asked.name.clone();
         let slow = asked.allowed.event.thread.map_or(SLOW, |_| REPLACED);
         let body = move || {
@@ -249,7 +249,7 @@ impl Opens {
             slow,
             name,
         };
-        self.busy.insert(line, busy);
+        self.busy.insert(lane, busy);
         Ok(())
     }
 
@@ -262,7 +262,7 @@ impl Opens {
     pub(super) fn finished(&mut self) -> Vec<Opened> {
         let mut finished = Vec::new();
         while let Ok((asked, event)) = self.done.try_recv() {
-            let busy = self.busy.remove(&asked.line());
+            let busy = self.busy.remove(&asked.lane());
             finished.push(Opened {
                 waits: busy.is_some_and(|busy| busy.waits),
                 asked,
@@ -274,7 +274,7 @@ impl Opens {
 
     /// The next request of a user that can be begun.
     pub(super) fn next_of(&mut self, uid: u32) -> Option<PendingEvent> {
-        let may = |one: &PendingEvent| one.client.uid == uid && self.is_free(one.line());
+        let may = |one: &PendingEvent| one.client.uid == uid && self.is_free(one.lane());
         let next = self.behind.iter().position(may);
         next.and_then(|at| self.behind.remove(at))
     }
@@ -291,7 +291,7 @@ impl Opens {
         }
         if !overdue.is_empty() {
             for one in std::mem::take(&mut self.behind) {
-                if self.is_stuck(one.line()) {
+                if self.is_stuck(one.lane()) {
                     overdue.push((one.connection, one.tenant, STILL));
                 } else {
                     self.behind.push_back(one);
@@ -310,7 +310,7 @@ impl Opens {
     /// The names of all that are or will be being opened, each with its user.
     pub(super) fn names(&self) -> impl Iterator<Item = (u32, &str)> {
         let busy = self.busy.iter();
-        let busy = busy.map(|(line, busy)| (line.asker, &busy.name));
+        let busy = busy.map(|(lane, busy)| (lane.asker, &busy.name));
         let behind = self.behind.iter();
         let behind = behind.map(|asked| (asked.client.uid, &asked.name));
         let all = busy.chain(behind);
@@ -320,7 +320,7 @@ impl Opens {
     /// All that are being opened: for which user, and for which tenant.
     pub(super) fn users(&self) -> impl Iterator<Item = (u32, Option<TenantId>)> {
         let busy = self.busy.iter();
-        busy.map(|(line, busy)| (line.asker, busy.tenant))
+        busy.map(|(lane, busy)| (lane.asker, busy.tenant))
     }
 
     /// A connection has ended.
