@@ -553,13 +553,11 @@ impl Broker {
         let lost = self.lost.iter().map(Lost::event);
         let lost = lost.map(|event| add(event.uid, event.tenant, event.files()));
         let lost = lost.sum();
-        // What is not closed yet has its number still.
-        let (closing, closing_of_user) = (self.closer.waiting_of_all(), self.closer.waiting(uid));
+        let closing = self.closer.waiting(uid);
         let had = Had {
             open,
             lost,
-            all: had.all + closing,
-            of_user: had.of_user + closing_of_user,
+            closing,
             ..had
         };
         self.shares.check(had, FILES_OF_OPENING)
@@ -661,10 +659,11 @@ impl Broker {
     fn give_free(&mut self, service: &Service) -> Vec<u64> {
         let mut go_on = Vec::new();
         for later in std::mem::take(&mut self.later) {
-            if !self.has_event(&later) {
+            if !self.has_event(&later, service.arbiter()) {
                 let holder = self.holders.get(&later.connection);
                 if let Some(client) = holder.map(|holder| holder.client.clone()) {
-                    let why = "the lease has lost this counter meanwhile; ask again";
+                    let why = "the event was lost meanwhile: its lease has lost this counter, or \
+                               the same was asked for once more; ask again";
                     let no = Says::of(&client, later.tenant).no(Reason::WrongGeneration, why);
                     self.tell(later.connection, *no);
                 }
@@ -679,11 +678,12 @@ impl Broker {
         go_on
     }
 
-    /// Whether somebody has it still that is to be given.
-    fn has_event(&self, later: &Later) -> bool {
+    /// Whether that is somebody's still that is to be given.
+    fn has_event(&self, later: &Later, arbiter: &HostArbiter) -> bool {
         let of_lease = self.open.get(&later.allowed.lease);
         let mut of_lease = of_lease.into_iter().flatten();
-        of_lease.any(|open| open.event.is(&later.event))
+        let open = of_lease.find(|open| open.event.is(&later.event));
+        open.is_some_and(|open| has(arbiter, &mut Below::new(), open))
     }
 
     /// Whether those are stopped that it comes in the place of: of the same counter of its lease, or
@@ -724,6 +724,7 @@ impl Broker {
         if lost::hear(lost, judges, told, now) {
             self.tell_taken(now);
         }
+        self.judges.stops.serve();
         self.give_free(service)
     }
 

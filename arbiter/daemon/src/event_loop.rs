@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use arbiter_host::{BootTime, LeaseId};
+use arbiter_host::{BootTime, Lease};
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -33,7 +33,7 @@ use crate::scrape::Scrapers;
 use crate::service::{Answer, Called, ConnectionId, Method};
 use desk::Desk;
 use doors::{BATCH, Doors};
-use held::HeldBack;
+use held::{HeldBack, Holding};
 use reload::{FileSaid, Reloads};
 pub use start::ServeError;
 pub(crate) use start::failed;
@@ -171,6 +171,8 @@ impl Arbiterd {
                 break;
             }
             let mut bell = [PollFd::from_borrowed_fd(broker.opened_fd(), PollFlags::IN)];
+            // Where no thread could be started, that is tried again.
+            let left = left.min(HOLD);
             let left = Timespec::try_from(Duration::from_nanos(left)).unwrap_or_default();
             let _ = poll(&mut bell, Some(&left));
             self.hand_over();
@@ -492,7 +494,7 @@ impl Arbiterd {
             if !connection.has_call() || connection.has_unsent() {
                 return Ok(());
             }
-            if self.desk.service().is_busy(id) || self.held_back.has(id) {
+            if self.desk.service().is_busy(id) || self.held_back.is_full(id) {
                 // It goes on when it has its reply.
                 self.pause(id, u64::MAX);
                 return Ok(());
@@ -591,12 +593,17 @@ impl Arbiterd {
                 output.unaudited();
             }
             let order = self.broker.as_ref().map_or(0, Broker::last_order);
-            let holds = |id: &LeaseId| {
-                let lease = self.desk.service().arbiter().lease(*id);
-                (*id, lease.map_or(0, |lease| lease.holds))
+            let arbiter = self.desk.service().arbiter();
+            let holding = |lease: &Lease| Holding {
+                holds: lease.holds,
+                keeps: lease
+                    .departure
+                    .map_or(lease.holds, |departure| departure.to),
             };
-            let changed = output.changed().iter().map(holds).collect();
-            self.held_back.add(output.take_answers(), &changed, order);
+            let changed = output.changed().iter();
+            let changed = changed.map(|id| (*id, arbiter.lease(*id).map(holding)));
+            let changed = changed.collect();
+            self.held_back.add(output.take_answers(), changed, order);
             self.send_free();
         }
         if !self.held_back.is_empty() {
@@ -610,11 +617,11 @@ impl Arbiterd {
         let stopping = self.broker.as_ref();
         let stopping = stopping.map(|broker| broker.being_stopped(arbiter));
         let stopping = stopping.unwrap_or_default();
-        let answers = self.held_back.take(|promise| {
-            let terms = arbiter.lease(promise.lease).map(|lease| &lease.terms);
+        let answers = self.held_back.take(|growth| {
+            let terms = arbiter.lease(growth.lease).map(|lease| &lease.terms);
             terms.is_some_and(|terms| {
                 stopping.iter().any(|((pmu, cpu), first)| {
-                    *first <= promise.order
+                    *first <= growth.order
                         && terms.demands.iter().any(|demand| demand.pmu == *pmu)
                         && cpu.is_none_or(|cpu| terms.cpus.contains(cpu))
                 })

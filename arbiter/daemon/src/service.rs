@@ -566,7 +566,7 @@ impl Service {
             None => Entry::Ended(id.0),
         });
         self.metrics.changed(arbiter, change);
-        if matches!(change, Change::Holds { .. } | Change::Ended { .. }) {
+        if let Change::Holds { .. } | Change::Announced { .. } | Change::Ended { .. } = change {
             self.output.note_change(id);
         }
         let event = convert::event(arbiter, change);

@@ -119,11 +119,6 @@ impl Closer {
         left.map_or(0, |left| left.files.len() + left.threads)
     }
 
-    /// How many of all users are not.
-    pub fn waiting_of_all(&self) -> usize {
-        self.lock().waiting
-    }
-
     /// Whether so many descriptors of `user` wait that it is not served.
     pub fn is_full(&self, user: u32) -> bool {
         self.waiting(user) > self.most

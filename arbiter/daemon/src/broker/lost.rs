@@ -18,7 +18,8 @@ use crate::task::Life;
 
 /// Most lost events that are looked at in one go.
 const LOOKS_AT: usize = 2048;
-/// Of so many of a user it is found out at once whether they are over, where there is no room.
+/// Of so many of a user it is found out at once whether they are over, where there is no room, and
+/// of so many that are not stopped in time in one go.
 const TRIES: usize = 16;
 /// So often it is looked whether there is still something that a lost event could count, in
 /// nanoseconds; so long each is looked at in any case, and so long after it was last seen on
@@ -26,9 +27,12 @@ const TRIES: usize = 16;
 const LIVES: u64 = 60_000_000_000;
 /// The first look so long after the loss is the last that excuses, in nanoseconds.
 const EXCUSED: u64 = 500_000_000;
-/// What is not stopped, or looked at, so long after it was to be counts as taken, in nanoseconds:
-/// nobody who has got its counter waits for longer to be told so.
+/// What is not stopped at the first round of looks so long after it was to be counts as taken, in
+/// nanoseconds: nobody who has got its counter waits for longer to be told so.
 const STOPS: u64 = 1_000_000_000;
+/// And what is not looked at for so long. It was off, and its turn comes behind all that its user
+/// has lost.
+const LATE: u64 = 10_000_000_000;
 /// So many looks at an event that others may have inherited are excused if each of them finds it
 /// on: what was being started at a stop takes its state from who started it, and is stopped by
 /// the next one, for which nobody can do anything.
@@ -219,7 +223,7 @@ impl Lost {
         match &self.open.event {
             EventFile::OfCpu(event) => {
                 let seen = stops.kernel().look(event, self.enabled);
-                self.saw(&seen, excuses, now)
+                self.saw(&seen, excuses, now, now)
             }
             EventFile::OfThread(event) => {
                 let (event, order) = (
@@ -238,7 +242,8 @@ impl Lost {
     /// What is not answered in time counts as taken.
     fn age(&mut self, now: u64) {
         if let Some(asked) = &mut self.asked {
-            asked.is_late |= asked.since.saturating_add(STOPS) <= now;
+            let takes = if asked.stops { STOPS } else { LATE };
+            asked.is_late |= asked.since.saturating_add(takes) <= now;
         }
     }
 
@@ -250,13 +255,18 @@ impl Lost {
 
     /// Whether it counts for somebody who should not, as far as anybody knows.
     fn is_taken(&self, now: u64) -> bool {
-        self.taken_until > now || self.asked.is_some_and(|asked| asked.is_late)
+        self.taken_until > now || self.is_late()
+    }
+
+    fn is_late(&self) -> bool {
+        self.asked.is_some_and(|asked| asked.is_late)
     }
 
     /// What has come of an order.
     fn answered(&mut self, seen: &EventSight, excuses: &mut Excuses, now: u64) -> OnOff {
         match self.asked.take() {
-            Some(asked) if !asked.stops => self.saw(seen, excuses, now),
+            // How long the answer took is not the holder's doing.
+            Some(asked) if !asked.stops => self.saw(seen, excuses, asked.since, now),
             _ => {
                 self.stopped(seen);
                 OnOff::Off
@@ -264,8 +274,8 @@ impl Lost {
         }
     }
 
-    /// What a look has seen.
-    fn saw(&mut self, seen: &EventSight, excuses: &mut Excuses, now: u64) -> OnOff {
+    /// What a look has seen that began `at` some time.
+    fn saw(&mut self, seen: &EventSight, excuses: &mut Excuses, at: u64, now: u64) -> OnOff {
         let was_told = self.enabled.is_some();
         self.enabled = seen.enabled;
         let Some(on) = seen.on else {
@@ -274,16 +284,20 @@ impl Lost {
             return OnOff::Off;
         };
         if !on {
-            return self.judge(false, excuses, now);
+            return self.judge(false, excuses, at);
         }
         if !was_told && self.thread_has_ended() {
-            return self.judge(false, excuses, now);
+            return self.judge(false, excuses, at);
         }
         self.until = now.saturating_add(LIVES);
-        self.judge(true, excuses, now)
+        let seen = self.judge(true, excuses, at);
+        if seen == OnOff::On {
+            self.taken_until = now.saturating_add(LIVES);
+        }
+        seen
     }
 
-    /// What it comes to that it was on, or was not. Pure.
+    /// What it comes to that it was on at that time, or was not. Pure.
     fn judge(&mut self, on: bool, excuses: &mut Excuses, now: u64) -> OnOff {
         let first = !self.excused;
         self.excused |= now >= self.since.saturating_add(EXCUSED);
@@ -363,6 +377,7 @@ pub(super) fn look(
     judges.excuses.forget_old(now);
     // Of all, however many are looked at: others wait for what is being stopped.
     lost.iter_mut().for_each(|one| one.age(now));
+    let mut tries = TRIES;
     for _ in 0..lost.len().min(LOOKS_AT) {
         let Some(mut one) = lost.pop_front() else {
             break;
@@ -376,7 +391,9 @@ pub(super) fn look(
             }
             one.until = now.saturating_add(LIVES);
         }
-        if one.is_taken(now) && one.is_over(&mut states) {
+        let is_late = one.is_late() && tries > 0;
+        tries -= usize::from(is_late);
+        if (one.taken_until > now || is_late) && one.is_over(&mut states) {
             // Its counter is free again, and nobody has to wait for the minute.
             over.push(one.open);
             continue;
@@ -449,7 +466,7 @@ fn taken_by(allowed: &Allowed) -> TakenBy {
 }
 
 /// An operator has forgiven a user: what it has lost is excused once more, and nothing of it
-/// is taken until it is seen on again.
+/// is taken until it is seen on again, or not seen.
 pub(super) fn forgive(lost: &mut VecDeque<Lost>, stops: &mut Stops, uid: u32, now: u64) {
     for one in lost.iter_mut().filter(|one| one.open.uid == uid) {
         one.stop(stops, now);

@@ -457,7 +457,7 @@ fn an_event_that_cannot_be_looked_at_is_taken() {
     };
     let mut all = VecDeque::from([one]);
     let (groups, mut told) = (LateTree::new(Path::new("/")), Vec::new());
-    for (at, is_taken) in [(1, 0), (2, 0), (3, 1), (300, 1)] {
+    for (at, is_taken) in [(1, 0), (2, 0), (20, 0), (21, 1), (300, 1)] {
         look(&mut all, &mut judges, &mut told, &groups, at * LOOK);
         assert_eq!(taken(&all, at * LOOK).len(), is_taken, "{at}");
         assert_eq!(all[0].is_being_stopped(), None, "nobody waits for a look");
@@ -490,13 +490,35 @@ fn what_the_kernel_tells_nothing_of_is_taken_and_bars_nobody() {
     let mut excuses = Excuses::default();
     let mut told = Vec::new();
     for at in 9..20 {
-        let seen = one.saw(&sight(None), &mut excuses, at * LOOK);
+        let seen = one.saw(&sight(None), &mut excuses, at * LOOK, at * LOOK);
         tell(&one, seen, &mut told);
         assert!(one.is_taken(at * LOOK) && told.is_empty(), "{told:?}");
     }
-    assert_eq!(
-        one.saw(&sight(Some(false)), &mut excuses, 20 * LOOK),
-        OnOff::Off
-    );
+    let seen = one.saw(&sight(Some(false)), &mut excuses, 20 * LOOK, 20 * LOOK);
+    assert_eq!(seen, OnOff::Off);
     assert!(one.is_taken(20 * LOOK) && !one.is_taken(19 * LOOK + LIVES));
+}
+
+/// The last look that is excused is the first half a second after the loss, by when it began: the
+/// kernel may take its time with it.
+#[test]
+fn a_look_that_takes_long_is_no_later_for_that() {
+    let Some(mut one) = lost(0, me()) else {
+        println!("skipped: a_look_that_takes_long_is_no_later_for_that: no events");
+        return;
+    };
+    let mut excuses = Excuses::default();
+    let mut look = |began: u64, answered: u64, enabled: u64| {
+        let sight = EventSight {
+            on: Some(true),
+            enabled: Some(Duration::from_secs(enabled)),
+            failed: None,
+        };
+        let seen = one.saw(&sight, &mut excuses, began, answered);
+        (seen, one.taken_until)
+    };
+    assert_eq!(look(LOOK / 2, 3 * LOOK, 1), (OnOff::Excused, 0));
+    assert_eq!(look(4 * LOOK, 5 * LOOK, 2), (OnOff::Excused, 0));
+    // What is taken is so for as long as it was known last.
+    assert_eq!(look(6 * LOOK, 9 * LOOK, 3), (OnOff::On, 9 * LOOK + LIVES));
 }

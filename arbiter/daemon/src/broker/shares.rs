@@ -34,6 +34,8 @@ pub(super) struct Had {
     pub(super) open: usize,
     /// Events that the user has lost.
     pub(super) lost: usize,
+    /// Files of the user that are not closed yet.
+    pub(super) closing: usize,
 }
 
 /// Why there is no room for one more event.
@@ -49,6 +51,8 @@ pub(super) enum NoRoom {
     Tenant { share: usize, files: u64 },
     /// All have.
     All { share: usize, files: u64 },
+    /// As many of the user's are not closed yet.
+    Closing { share: usize },
 }
 
 impl Shares {
@@ -84,6 +88,9 @@ impl Shares {
         } else if full(had.all, self.of_all) {
             let share = self.of_all;
             Err(NoRoom::All { share, files })
+        } else if had.closing > self.of_user {
+            let share = self.of_user;
+            Err(NoRoom::Closing { share })
         } else {
             Ok(())
         }
@@ -106,6 +113,12 @@ impl fmt::Display for NoRoom {
                     f,
                     "{MOST_LOST} events that this user has lost could count still; end the \
                      processes that asked for them, and try again a minute later"
+                );
+            }
+            NoRoom::Closing { share } => {
+                return write!(
+                    f,
+                    "the kernel has not closed yet more than {share} files of this user; try again"
                 );
             }
             NoRoom::User { share, files } => ("this user's events", share, files),
@@ -167,5 +180,12 @@ mod tests {
         check(1 << 20, lost, Err("4096 events that this user has lost"));
         check(u64::MAX, user(1 << 40), Ok(()));
         check(8, had, Err("RLIMIT_NOFILE"));
+        // What the kernel takes long to close has its number still.
+        let closing = |closing| Had {
+            closing,
+            ..user(62)
+        };
+        check(1024, closing(64), Ok(()));
+        check(1024, closing(65), Err("not closed yet more than 64 files"));
     }
 }

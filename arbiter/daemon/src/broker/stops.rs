@@ -9,9 +9,9 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use umpire_service::Closer;
 
@@ -19,8 +19,15 @@ use crate::budget::{Errno, Follows, Handed, HandedEvent, Lineage};
 
 /// Most threads that do it, for all users: of a user one at a time.
 const MOST_THREADS: usize = 8;
-/// So much is done for a user before somebody else has a turn.
-const BATCH: usize = 16;
+/// A thread that does a turn for so long may be at it for longer still: another does what others
+/// wait for, until there are so many threads.
+const LONG: Duration = Duration::from_millis(100);
+const MOST_WITH_SLOW: usize = 64;
+/// So much is begun in a user's turn, and after so long nothing more.
+const BATCH: usize = 64;
+const TURN: Duration = Duration::from_millis(20);
+/// Orders of a user are looked through for those that are for nothing when there are so many.
+const MANY: usize = 1024;
 /// A process that is being started takes over whether its parent counted a moment before, and is
 /// reached by no stop until the kernel has it in its list: what is stopped is stopped once more so
 /// long after.
@@ -201,30 +208,40 @@ impl Kernel {
         }
     }
 
-    /// Does what a user's orders say, and answers each in its place.
+    /// Does what a user's orders say, the first of them for as long as a turn is, and answers those
+    /// in their places.
     fn obey(self, jobs: &[Errand]) -> Vec<EventSight> {
-        let first = jobs.iter().map(|job| self.begin(job));
-        let mut seen: Vec<(EventSight, bool)> = first.collect();
-        if seen.iter().any(|(_, again)| *again) {
+        let began = Instant::now();
+        let mut seen: Vec<EventSight> = Vec::new();
+        let mut again = Vec::new();
+        for (at, job) in jobs.iter().enumerate() {
+            if at > 0 && began.elapsed() >= TURN {
+                break;
+            }
+            let (sight, once_more) = job.event.upgrade().map_or((GONE, None), |event| {
+                let (sight, is_twice) = self.begin(&event, job.order);
+                (sight, is_twice.then_some(event))
+            });
+            again.extend(once_more.map(|event| (at, event)));
+            seen.push(sight);
+        }
+        if !again.is_empty() {
             sleep(STARTING);
         }
-        let again = jobs.iter().zip(&mut seen);
-        for (job, (seen, _)) in again.filter(|(_, (_, again))| *again) {
-            let once_more = self.stop(job.event.handed());
-            seen.enabled = once_more.enabled.max(seen.enabled);
-            seen.failed = once_more.failed;
+        for (at, event) in again {
+            let once_more = self.stop(event.handed());
+            seen[at].enabled = once_more.enabled.max(seen[at].enabled);
+            seen[at].failed = once_more.failed;
         }
-        seen.into_iter().map(|(seen, _)| seen).collect()
+        seen
     }
 
     /// Does what an order says. Also returns whether the event is to be stopped once more.
-    fn begin(self, job: &Errand) -> (EventSight, bool) {
-        let event = job.event.handed();
-        match job.order {
-            Order::Stop => (self.stop(event), job.event.is_inherited),
-            Order::Look { known, .. } if !job.event.is_inherited => {
-                (self.look(event, known), false)
-            }
+    fn begin(self, of: &ThreadEvent, order: Order) -> (EventSight, bool) {
+        let event = of.handed();
+        match order {
+            Order::Stop => (self.stop(event), of.is_inherited),
+            Order::Look { known, .. } if !of.is_inherited => (self.look(event, known), false),
             Order::Look { known, stops } => {
                 let enabled = (self.enabled)(event);
                 let on = enabled.map(|enabled| Some(enabled) > known);
@@ -243,10 +260,18 @@ impl Kernel {
     }
 }
 
+/// What is seen of an event that nobody looks at any more.
+const GONE: EventSight = EventSight {
+    on: None,
+    enabled: None,
+    failed: None,
+};
+
 #[derive(Debug)]
 struct Errand {
     number: u64,
-    event: Arc<ThreadEvent>,
+    /// Whoever looks at it has it: it does not stay open for what nobody wants to know.
+    event: Weak<ThreadEvent>,
     order: Order,
 }
 
@@ -259,33 +284,58 @@ struct Orders {
     /// Something was stopped since the last look: who always has something to be stopped is looked
     /// at all the same.
     look_is_next: bool,
-    /// A thread does some of it.
-    is_served: bool,
+    /// A thread does some of it, since then.
+    begun: Option<Instant>,
+    /// So many there were, at least, when they were looked through last.
+    many: usize,
 }
 
 impl Orders {
-    fn is_empty(&self) -> bool {
-        self.stops.is_empty() && self.looks.is_empty()
+    fn len(&self) -> usize {
+        self.stops.len() + self.looks.len()
     }
 
     fn waits(&self) -> bool {
-        !self.is_served && !self.is_empty()
+        self.begun.is_none() && self.len() > 0
     }
 
-    /// What is done next: some that are to be stopped, or one look that may take long, or some
-    /// that do not.
+    fn is_slow(&self, now: Instant) -> bool {
+        let begun = self.begun;
+        begun.is_some_and(|begun| now.saturating_duration_since(begun) >= LONG)
+    }
+
+    fn of(&mut self, order: Order) -> &mut VecDeque<Errand> {
+        match order {
+            Order::Stop => &mut self.stops,
+            Order::Look { .. } => &mut self.looks,
+        }
+    }
+
+    /// What is done next: some that are to be stopped, or some looks.
     fn next(&mut self) -> Vec<Errand> {
         let looks = self.stops.is_empty() || self.look_is_next && !self.looks.is_empty();
         self.look_is_next = !looks;
-        if looks {
-            let are_short = self.looks.iter().take(BATCH);
-            let are_short = are_short.take_while(|look| !look.event.is_inherited);
-            let some = are_short.count().max(1).min(self.looks.len());
-            self.looks.drain(..some).collect()
+        let some = if looks {
+            &mut self.looks
         } else {
-            let some = self.stops.len().min(BATCH);
-            self.stops.drain(..some).collect()
+            &mut self.stops
+        };
+        some.drain(..some.len().min(BATCH)).collect()
+    }
+
+    /// Adds one. Returns how many others are for events that nobody looks at any more, if it is
+    /// time to look for those: they are forgotten.
+    fn add(&mut self, job: Errand) -> usize {
+        self.of(job.order).push_back(job);
+        if self.len() < self.many.max(MANY) {
+            return 0;
         }
+        let before = self.len();
+        for some in [&mut self.stops, &mut self.looks] {
+            some.retain(|job| job.event.strong_count() > 0);
+        }
+        self.many = 2 * self.len();
+        before - self.len()
     }
 }
 
@@ -300,21 +350,24 @@ struct Queue {
 
 impl Queue {
     /// What is done next, of a user for whom nothing is being done.
-    fn next(&mut self) -> Option<(u32, Vec<Errand>)> {
+    fn next(&mut self, now: Instant) -> Option<(u32, Vec<Errand>)> {
         let after = (self.last.saturating_add(1).., ..=self.last);
         let mut users = self.users.range(after.0).chain(self.users.range(after.1));
         let (&uid, _) = users.find(|(_, orders)| orders.waits())?;
         let orders = self.users.get_mut(&uid)?;
-        orders.is_served = true;
+        orders.begun = Some(now);
         self.last = uid;
         Some((uid, orders.next()))
     }
 
-    /// What was done for a user is done.
-    fn done(&mut self, uid: u32) {
+    /// A user's turn is over, with some left that was not begun.
+    fn done(&mut self, uid: u32, left: Vec<Errand>) {
         if let Some(orders) = self.users.get_mut(&uid) {
-            orders.is_served = false;
-            if orders.is_empty() {
+            orders.begun = None;
+            for job in left.into_iter().rev() {
+                orders.of(job.order).push_front(job);
+            }
+            if orders.len() == 0 {
                 self.users.remove(&uid);
             }
         }
@@ -322,10 +375,16 @@ impl Queue {
 
     /// Whether one more thread is to be started: more users wait than there are threads that have
     /// nothing to do yet.
-    fn takes_thread(&mut self) -> bool {
-        let waiting = self.users.values().filter(|orders| orders.waits()).count();
-        let served = self.users.values().filter(|orders| orders.is_served);
-        let takes = self.threads < MOST_THREADS && waiting > self.threads - served.count();
+    fn takes_thread(&mut self, now: Instant) -> bool {
+        let count = |is: &dyn Fn(&Orders) -> bool| {
+            let users = self.users.values();
+            users.filter(|orders| is(orders)).count()
+        };
+        let waiting = count(&Orders::waits);
+        let served = count(&|orders| orders.begun.is_some());
+        let slow = count(&|orders| orders.is_slow(now));
+        let has_room = self.threads < (MOST_THREADS + slow).min(MOST_WITH_SLOW);
+        let takes = has_room && waiting > self.threads - served;
         self.threads += usize::from(takes);
         takes
     }
@@ -344,6 +403,8 @@ pub(super) struct Stops {
     number: u64,
     /// So many are not answered yet.
     pending: usize,
+    /// That no thread starts was said.
+    said: bool,
 }
 
 impl Stops {
@@ -357,6 +418,7 @@ impl Stops {
             kernel,
             number: 0,
             pending: 0,
+            said: false,
         }
     }
 
@@ -380,15 +442,12 @@ impl Stops {
         self.pending += 1;
         let job = Errand {
             number: self.number,
-            event: Arc::clone(event),
+            event: Arc::downgrade(event),
             order,
         };
         let mut queue = lock(&self.queue);
         let orders = queue.users.entry(event.event.uid).or_default();
-        match order {
-            Order::Stop => orders.stops.push_back(job),
-            Order::Look { .. } => orders.looks.push_back(job),
-        }
+        self.pending -= orders.add(job);
         drop(queue);
         self.serve();
         self.number
@@ -396,8 +455,8 @@ impl Stops {
 
     /// Has a thread do what waits, if there is none for it. If none starts, it waits for the next
     /// time that this is tried.
-    pub(super) fn serve(&self) {
-        if !lock(&self.queue).takes_thread() {
+    pub(super) fn serve(&mut self) {
+        if !lock(&self.queue).takes_thread(Instant::now()) {
             return;
         }
         let (queue, sends, kernel) = (Arc::clone(&self.queue), self.sends.clone(), self.kernel);
@@ -406,11 +465,12 @@ impl Stops {
             let body = move || run(&queue, kernel, &sends, bell);
             Builder::new().name("stop-events".to_owned()).spawn(body)
         });
+        let said = self.said;
+        self.said = spawned.is_err();
         if let Err(error) = spawned {
-            let mut queue = lock(&self.queue);
-            queue.threads -= 1;
-            if queue.threads == 0 {
-                log::error!("events are not stopped yet: no thread for it: {error}");
+            lock(&self.queue).threads -= 1;
+            if !said {
+                log::error!("events may not be stopped yet: no thread for it: {error}");
             }
         }
     }
@@ -436,16 +496,17 @@ fn run(
 ) {
     loop {
         let mut all = lock(queue);
-        let Some((uid, jobs)) = all.next() else {
+        let Some((uid, mut jobs)) = all.next(Instant::now()) else {
             all.threads -= 1;
             return;
         };
         drop(all);
         let sights = kernel.obey(&jobs);
+        let left = jobs.split_off(sights.len());
         for (job, seen) in jobs.iter().zip(sights) {
             let _ = sends.send((job.number, seen));
         }
-        lock(queue).done(uid);
+        lock(queue).done(uid, left);
         // A pipe that is full tells it already.
         let _ = bell.write(&[1]);
     }

@@ -53,12 +53,7 @@ fn what_may_be_on_is_stopped_twice_and_what_was_off_is_read_alone() {
         TIME.set(10);
         RUNS.set(runs);
         STOPPED.set(0);
-        let job = Errand {
-            number: 1,
-            event,
-            order,
-        };
-        let seen = KERNEL.obey(&[job]);
+        let seen = KERNEL.obey(&[job(&event, 1, order)]);
         let known = Some(Duration::from_nanos(TIME.get()));
         assert_eq!(
             (seen[0].on, seen[0].enabled),
@@ -105,12 +100,7 @@ fn what_the_kernel_tells_nothing_of_is_stopped_and_not_known_to_be_off() {
             known,
             stops: false,
         };
-        let job = Errand {
-            number: 1,
-            event,
-            order,
-        };
-        let seen = KERNEL.obey(&[job]);
+        let seen = KERNEL.obey(&[job(&event, 1, order)]);
         assert_eq!((seen[0].on, STOPPED.get()), (on, stopped));
     }
 }
@@ -170,7 +160,7 @@ fn a_users_orders_are_obeyed_in_turn_and_nobody_waits() {
 fn job(event: &Arc<ThreadEvent>, number: u64, order: Order) -> Errand {
     Errand {
         number,
-        event: Arc::clone(event),
+        event: Arc::downgrade(event),
         order,
     }
 }
@@ -187,26 +177,83 @@ const LOOK: Order = Order::Look {
 /// A job that ends and starts always has something to be stopped.
 #[test]
 fn looks_have_their_turn_beside_endless_stops() {
-    let (Some(alone), Some(inherited)) = (event(Follows::Nothing, 7), inherited()) else {
+    let Some(event) = inherited() else {
         println!("skipped: looks_have_their_turn_beside_endless_stops: no events");
         return;
     };
     let mut orders = Orders::default();
-    let looks = [(1, &inherited), (2, &alone), (3, &alone), (4, &inherited)];
-    let looks = looks.map(|(number, event)| job(event, number, LOOK));
-    orders.looks.extend(looks);
-    let stops = (100..150).map(|number| job(&inherited, number, Order::Stop));
-    orders.stops.extend(stops);
+    for number in 1..=70 {
+        orders.add(job(&event, number, LOOK));
+    }
+    for number in 100..300 {
+        orders.add(job(&event, number, Order::Stop));
+    }
     let mut next = || numbers(&orders.next());
-    let batch = |first: u64| (first..first + 16).collect::<Vec<_>>();
-    assert_eq!(next(), batch(100));
-    // One that may take long alone, some that do not together.
-    assert_eq!(next(), [1]);
-    assert_eq!(next(), batch(116));
-    assert_eq!(next(), [2, 3]);
-    assert_eq!(next(), batch(132));
-    assert_eq!(next(), [4]);
-    assert_eq!([next(), next()], [vec![148, 149], vec![]]);
+    assert_eq!(next(), (100..164).collect::<Vec<_>>());
+    assert_eq!(next(), (1..65).collect::<Vec<_>>());
+    assert_eq!(next(), (164..228).collect::<Vec<_>>());
+    assert_eq!(next(), (65..=70).collect::<Vec<_>>());
+    assert_eq!(next(), (228..292).collect::<Vec<_>>());
+    assert_eq!([next(), next()], [(292..300).collect(), vec![]]);
+}
+
+/// Each takes the kernel as long as a whole turn: others are done in turns to come, each in its
+/// place.
+#[test]
+fn a_turn_has_an_end_and_what_is_left_comes_first() {
+    const KERNEL: Kernel = Kernel {
+        disable: |_| {
+            sleep(TURN);
+            Ok(())
+        },
+        enabled: |_| None,
+    };
+    let Some(event) = inherited() else {
+        println!("skipped: a_turn_has_an_end_and_what_is_left_comes_first: no events");
+        return;
+    };
+    let mut queue = Queue::default();
+    let orders = queue.users.entry(7).or_default();
+    for number in 1..=4 {
+        orders.add(job(&event, number, Order::Stop));
+    }
+    let (uid, mut jobs) = queue.next(Instant::now()).expect("there are four");
+    let done = KERNEL.obey(&jobs).len();
+    assert_eq!((jobs.len(), done), (4, 1));
+    queue.done(uid, jobs.split_off(done));
+    let left = queue.next(Instant::now()).map(|(_, jobs)| numbers(&jobs));
+    assert_eq!(left, Some(vec![2, 3, 4]));
+    queue.done(7, vec![]);
+    assert!(queue.users.is_empty());
+}
+
+/// Whose process has ended leaves no file open for what was still to be done to its events, and no
+/// more orders than some.
+#[test]
+fn what_nobody_looks_at_any_more_is_closed_and_not_looked_at() {
+    const KERNEL: Kernel = Kernel {
+        disable: |_| panic!("it is closed"),
+        enabled: |_| panic!("it is closed"),
+    };
+    let (Some(gone), Some(stays)) = (inherited(), inherited()) else {
+        println!("skipped: what_nobody_looks_at_any_more_is_closed: no events");
+        return;
+    };
+    let file = Arc::downgrade(&gone);
+    let mut orders = Orders::default();
+    let many = u64::try_from(MANY).expect("it is small");
+    for number in 1..many {
+        assert_eq!(orders.add(job(&gone, number, Order::Stop)), 0);
+    }
+    drop(gone);
+    assert_eq!(file.strong_count(), 0);
+    assert_eq!(KERNEL.obey(&orders.next()), vec![GONE; BATCH]);
+    assert_eq!(orders.add(job(&stays, many, LOOK)), 0);
+    for number in 1..=u64::try_from(BATCH).expect("it is small") {
+        let forgotten = orders.add(job(&stays, many + number, LOOK));
+        assert_eq!(forgotten == 0, number < 64, "{number}");
+    }
+    assert_eq!(orders.len(), BATCH + 1);
 }
 
 /// However many users have something to be stopped, no more threads are started than some, and
@@ -214,52 +261,47 @@ fn looks_have_their_turn_beside_endless_stops() {
 #[test]
 fn users_have_turns_and_threads_are_few() {
     let mut queue = Queue::default();
-    for uid in 0..20 {
-        let Some(event) = event(Follows::Children, uid) else {
-            println!("skipped: users_have_turns_and_threads_are_few: no events");
-            return;
-        };
-        let orders = queue.users.entry(uid).or_default();
-        let stops = (0..20).map(|at| job(&event, u64::from(100 * uid + at), Order::Stop));
-        orders.stops.extend(stops);
-    }
-    assert_eq!(
-        (0..30).filter(|_| queue.takes_thread()).count(),
-        MOST_THREADS
-    );
-    let mut begun = Vec::new();
-    let mut next = |queue: &mut Queue| {
-        let (uid, jobs) = queue.next()?;
-        begun.push((uid, jobs.len()));
-        Some(uid)
+    let all: Option<Vec<_>> = (0..100).map(|uid| event(Follows::Children, uid)).collect();
+    let Some(all) = all else {
+        println!("skipped: users_have_turns_and_threads_are_few: no events");
+        return;
     };
+    let add = |queue: &mut Queue, uid: u32, count: u64| {
+        let orders = queue.users.entry(uid).or_default();
+        let event = &all[uid as usize];
+        (0..count).for_each(|number| _ = orders.add(job(event, number, Order::Stop)));
+    };
+    (0..20).for_each(|uid| add(&mut queue, uid, 70));
+    let start = Instant::now();
+    let takes = (0..30).filter(|_| queue.takes_thread(start));
+    assert_eq!(takes.count(), MOST_THREADS);
+    let mut begun = Vec::new();
     // User 1's takes for ever, and is begun once; the others go on.
-    for at in 0..50 {
-        match next(&mut queue) {
-            Some(1) => {}
-            Some(uid) => queue.done(uid),
-            None => assert!(at >= 39, "{at}"),
+    for _ in 0..50 {
+        let Some((uid, jobs)) = queue.next(start) else {
+            break;
+        };
+        begun.push((uid, jobs.len()));
+        if uid != 1 {
+            queue.done(uid, vec![]);
         }
     }
-    let all = (1..20).chain([0]);
-    let mut expected: Vec<(u32, usize)> = all.map(|uid| (uid, 16)).collect();
-    expected.extend((2..20).chain([0]).map(|uid| (uid, 4)));
-    assert_eq!(begun, expected);
+    let expected = (1..20).chain([0]).map(|uid| (uid, 64));
+    let expected = expected.chain((2..20).chain([0]).map(|uid| (uid, 6)));
+    assert_eq!(begun, expected.collect::<Vec<_>>());
     // The one thread there is still does user 1's, and goes on with the rest of that by itself.
     queue.threads = 1;
-    assert!(!queue.takes_thread());
-    if let Some(event) = inherited() {
-        let orders = queue.users.entry(7).or_default();
-        orders.stops.push_back(job(&event, 1, Order::Stop));
-    }
-    assert!(queue.takes_thread() && queue.next().is_some());
-    queue.done(7);
-    queue.done(1);
-    assert!(!queue.takes_thread());
-    assert_eq!(
-        queue.next().map(|(uid, jobs)| (uid, jobs.len())),
-        Some((1, 4))
-    );
-    queue.done(1);
-    assert!(queue.users.is_empty());
+    assert!(!queue.takes_thread(start));
+    // Eight that are slow leave room for others, up to many.
+    (2..100).for_each(|uid| add(&mut queue, uid, 1));
+    let at = |ms| start + Duration::from_millis(ms);
+    let mut serve = |now| {
+        let threads = (0..200).filter(|_| queue.takes_thread(now)).count();
+        (0..threads).for_each(|_| assert!(queue.next(now).is_some()));
+        threads
+    };
+    assert_eq!([serve(at(0)), serve(at(50))], [7, 0]);
+    assert_eq!([serve(at(100)), serve(at(150)), serve(at(200))], [8, 0, 8]);
+    let later = (3..20).map(|turn| serve(at(100 * turn))).sum::<usize>();
+    assert_eq!(later, MOST_WITH_SLOW - 24);
 }

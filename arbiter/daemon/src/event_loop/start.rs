@@ -195,6 +195,9 @@ impl Arbiterd {
             Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
         };
         let per_second = desk.service().config().requests_per_second;
+        let order = broker.as_ref().map_or(0, Broker::last_order);
+        let leases = desk.service().arbiter().leases();
+        let held_back = HeldBack::restored(leases.map(|lease| (lease.id, lease.holds)), order);
         let arbiterd = Arbiterd {
             desk,
             doors: Doors::new(incoming).map_err(failed("epoll"))?,
@@ -215,7 +218,7 @@ impl Arbiterd {
             turns: Turns::default(),
             held: None,
             is_free: false,
-            held_back: HeldBack::default(),
+            held_back,
             gone: Vec::new(),
         };
         arbiterd.watch_all().map_err(failed("epoll"))?;

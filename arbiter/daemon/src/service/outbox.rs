@@ -18,22 +18,25 @@ pub(crate) struct Answer {
     /// It says that a lease is held, or lasts: it must not be sent unless that is in the
     /// journal.
     pub(super) rests_on: Option<LeaseId>,
+    /// It says what this lease holds, to its holder.
+    tells_of: Option<LeaseId>,
     /// It says that something is in the audit.
     audited: bool,
 }
 
 impl Answer {
-    /// The lease of which it says that it is held, or lasts.
-    pub(crate) fn says_holds(&self) -> Option<LeaseId> {
-        self.rests_on
+    /// The lease of which it says to its holder what it holds.
+    pub(crate) fn tells_of(&self) -> Option<LeaseId> {
+        self.tells_of
     }
 
     #[cfg(test)]
-    pub(crate) fn of(to: ConnectionId, reply: Reply, rests_on: Option<LeaseId>) -> Self {
+    pub(crate) fn of(to: ConnectionId, reply: Reply, tells_of: Option<LeaseId>) -> Self {
         Answer {
             to,
             reply,
-            rests_on,
+            rests_on: None,
+            tells_of,
             audited: false,
         }
     }
@@ -45,7 +48,7 @@ pub(crate) struct Output {
     answers: Vec<Answer>,
     /// For the audit.
     records: Vec<Record>,
-    /// Leases that may hold less than before.
+    /// Leases that hold more or less than before, or are going to hold less.
     changed: Vec<LeaseId>,
     /// So long are the answers, about.
     bytes: usize,
@@ -109,7 +112,7 @@ impl Output {
         std::mem::take(&mut self.records)
     }
 
-    /// Leases that may hold less than before.
+    /// Leases that hold more or less than before, or are going to hold less.
     pub(crate) fn changed(&self) -> &[LeaseId] {
         &self.changed
     }
@@ -138,6 +141,7 @@ impl Output {
             to,
             reply: now.said.reply(now.goes_on),
             rests_on: now.rests_on,
+            tells_of: now.said.lease(),
             audited: now.audited,
         });
     }
@@ -147,6 +151,7 @@ impl Output {
             to,
             reply: denial.reply(),
             rests_on: None,
+            tells_of: None,
             audited: false,
         });
     }

@@ -51,6 +51,14 @@ impl From<Said> for Now {
 }
 
 impl Said {
+    /// The lease that its holder is told of.
+    pub(super) fn lease(&self) -> Option<LeaseId> {
+        match self {
+            Said::Lease(out) => Some(LeaseId(out.lease.id)),
+            _ => None,
+        }
+    }
+
     pub(super) fn reply(&self, goes_on: bool) -> Reply {
         let mut reply = Reply::parameters(Some(match self {
             Said::Nothing => json!({}),
