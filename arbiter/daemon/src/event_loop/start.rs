@@ -195,9 +195,7 @@ impl Arbiterd {
             Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
         };
         let per_second = desk.service().config().requests_per_second;
-        let order = broker.as_ref().map_or(0, Broker::last_order);
-        let leases = desk.service().arbiter().leases();
-        let held_back = HeldBack::restored(leases.map(|lease| (lease.id, lease.holds)), order);
+        let held_back = held_back(&desk, broker.as_ref());
         let arbiterd = Arbiterd {
             desk,
             doors: Doors::new(incoming).map_err(failed("epoll"))?,
@@ -352,6 +350,13 @@ fn broker(
         .into_iter()
         .for_each(|told| service.hear(told));
     Ok(Some(broker))
+}
+
+/// What the holders of leases of before know of them.
+fn held_back(desk: &Desk, broker: Option<&Broker>) -> HeldBack {
+    let leases = desk.service().arbiter().leases();
+    let order = broker.map_or(0, Broker::last_order);
+    HeldBack::restored(leases.map(|lease| (lease.id, lease.holds)), order)
 }
 
 fn trail(config: &ArbiterConfig) -> Result<Option<Trail>, ServeError> {
