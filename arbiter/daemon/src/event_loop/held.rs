@@ -95,9 +95,14 @@ impl HeldBack {
     /// Takes out, in their order, those that may be sent. `waits`: whether something that a lease
     /// has got is not free yet.
     pub(super) fn take(&mut self, waits: impl Fn(Growth) -> bool) -> Vec<Answer> {
-        for (lease, growth) in self.grows.extract_if(.., |_, growth| !waits(*growth)) {
-            self.told.insert(lease, growth.to);
-        }
+        let told = &mut self.told;
+        self.grows.retain(|lease, growth| {
+            let stays = waits(*growth);
+            if !stays {
+                told.insert(*lease, growth.to);
+            }
+            stays
+        });
         let mut behind: BTreeSet<ConnectionId> = BTreeSet::new();
         let mut free = Vec::new();
         for answer in std::mem::take(&mut self.answers) {
