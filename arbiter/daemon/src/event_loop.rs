@@ -494,15 +494,16 @@ impl Arbiterd {
             if !connection.has_call() || connection.has_unsent() {
                 return Ok(());
             }
-            if self.desk.service().is_busy(id) || self.held_back.is_full(id) {
-                // It goes on when it has its reply.
-                self.pause(id, u64::MAX);
-                return Ok(());
-            }
             let now = now().0;
             let method = connection.next_method();
             let called = method.as_deref().map(Called::of);
             let renews = called == Some(Called::Own(Ok(Method::Renew)));
+            // Of replies that it cannot have yet there are not more and more.
+            if self.desk.service().is_busy(id) || self.held_back.is_full(id, renews) {
+                // It goes on when it has its reply.
+                self.pause(id, u64::MAX);
+                return Ok(());
+            }
             let waits = !called.is_some_and(Called::waits_for_nothing);
             if now >= until && !renews || waits && is_due {
                 break;
@@ -584,6 +585,9 @@ impl Arbiterd {
 
     /// Writes what has changed, and answers.
     fn settle(&mut self) {
+        if !self.held_back.is_empty() {
+            self.send_free();
+        }
         while let Some(mut output) = self.desk.settle(self.is_due(), now()) {
             if let Some(broker) = &mut self.broker {
                 broker.follow(self.desk.service(), output.changed(), now().0);
@@ -604,9 +608,6 @@ impl Arbiterd {
             let changed = changed.map(|id| (*id, arbiter.lease(*id).map(holding)));
             let changed = changed.collect();
             self.held_back.add(output.take_answers(), changed, order);
-            self.send_free();
-        }
-        if !self.held_back.is_empty() {
             self.send_free();
         }
     }
@@ -722,6 +723,8 @@ impl Arbiterd {
 
     /// Hands over the events that the kernel has opened meanwhile.
     fn hand_over(&mut self) {
+        // What is lost by now is being stopped first.
+        self.settle();
         let Some(broker) = &mut self.broker else {
             return;
         };

@@ -18,8 +18,8 @@ use crate::task::Life;
 
 /// Most lost events that are looked at in one go.
 const LOOKS_AT: usize = 2048;
-/// Of so many of a user it is found out at once whether they are over, where there is no room, and
-/// of so many that are not stopped in time in one go.
+/// Of so many of a user it is found out at once whether they are over, where there is no room; and
+/// of so many of all that are not stopped or looked at in time, in one go.
 const TRIES: usize = 16;
 /// So often it is looked whether there is still something that a lost event could count, in
 /// nanoseconds; so long each is looked at in any case, and so long after it was last seen on
@@ -83,6 +83,8 @@ impl Excuses {
 pub(super) struct Judges {
     pub(super) stops: Stops,
     pub(super) excuses: Excuses,
+    /// Which of those that are late is looked for next whether it is over.
+    pub(super) tries_from: usize,
 }
 
 /// An event that somebody should not use any more.
@@ -377,7 +379,9 @@ pub(super) fn look(
     judges.excuses.forget_old(now);
     // Of all, however many are looked at: others wait for what is being stopped.
     lost.iter_mut().for_each(|one| one.age(now));
-    let mut tries = TRIES;
+    // Of those that are late some each time, each in its turn.
+    let tried = judges.tries_from..judges.tries_from + TRIES;
+    let mut late = 0;
     for _ in 0..lost.len().min(LOOKS_AT) {
         let Some(mut one) = lost.pop_front() else {
             break;
@@ -391,15 +395,16 @@ pub(super) fn look(
             }
             one.until = now.saturating_add(LIVES);
         }
-        let is_late = one.is_late() && tries > 0;
-        tries -= usize::from(is_late);
-        if (one.taken_until > now || is_late) && one.is_over(&mut states) {
+        let is_tried = one.is_late() && tried.contains(&late);
+        late += usize::from(one.is_late());
+        if (one.taken_until > now || is_tried) && one.is_over(&mut states) {
             // Its counter is free again, and nobody has to wait for the minute.
             over.push(one.open);
             continue;
         }
         lost.push_back(one);
     }
+    judges.tries_from = if tried.end < late { tried.end } else { 0 };
     over
 }
 

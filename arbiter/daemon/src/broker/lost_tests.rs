@@ -359,6 +359,7 @@ fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
     let mut judges = Judges {
         stops: Stops::new(bell, kernel),
         excuses: Excuses::default(),
+        tries_from: 0,
     };
     let event = HandedEvent {
         follows: Follows::Children,
@@ -454,6 +455,7 @@ fn an_event_that_cannot_be_looked_at_is_taken() {
     let mut judges = Judges {
         stops: Stops::new(bell, KERNEL),
         excuses: Excuses::default(),
+        tries_from: 0,
     };
     let mut all = VecDeque::from([one]);
     let (groups, mut told) = (LateTree::new(Path::new("/")), Vec::new());
@@ -521,4 +523,33 @@ fn a_look_that_takes_long_is_no_later_for_that() {
     assert_eq!(look(4 * LOOK, 5 * LOOK, 2), (OnOff::Excused, 0));
     // What is taken is so for as long as it was known last.
     assert_eq!(look(6 * LOOK, 9 * LOOK, 3), (OnOff::On, 9 * LOOK + LIVES));
+}
+
+/// Of those that are not stopped in time it is found out in turn whether they are over: the live
+/// ones before them do not hide those that have ended.
+#[test]
+fn who_has_ended_is_found_behind_many_that_are_late() {
+    let gone = (u32::MAX, me().1);
+    let lives = std::iter::repeat_n(me(), 2 * TRIES);
+    let all = lives.chain([gone]).map(|life| lost(0, life));
+    let Some(mut all) = all.collect::<Option<VecDeque<Lost>>>() else {
+        println!("skipped: who_has_ended_is_found_behind_many_that_are_late: no events");
+        return;
+    };
+    for one in &mut all {
+        one.asked = Some(Asked {
+            number: u64::MAX,
+            stops: true,
+            since: 0,
+            is_late: true,
+        });
+    }
+    let mut judges = Judges {
+        stops: stops(),
+        excuses: Excuses::default(),
+        tries_from: 0,
+    };
+    let groups = LateTree::new(Path::new("/"));
+    let mut look = || look(&mut all, &mut judges, &mut Vec::new(), &groups, LOOK).len();
+    assert_eq!([look(), look(), look(), look()], [0, 0, 1, 0]);
 }

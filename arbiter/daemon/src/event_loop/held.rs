@@ -8,19 +8,20 @@ use arbiter_host::LeaseId;
 
 use crate::service::{Answer, ConnectionId};
 
-/// Who has so many answers to come is not heard meanwhile: they would be more and more.
+/// Who has an answer to come is heard no more meanwhile, but so many times if it renews a lease:
+/// that may not wait.
 const MOST: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct HeldBack {
     answers: VecDeque<Answer>,
-    /// So many of its demands a lease holds, for all that its holder knows.
+    /// So many of its demands a lease holds, for all that its holder may know.
     told: BTreeMap<LeaseId, usize>,
-    /// Those that hold more by now.
-    grows: BTreeMap<LeaseId, Growth>,
+    /// Those that hold more by now: by which steps, the least first.
+    grows: BTreeMap<LeaseId, Vec<Growth>>,
 }
 
-/// A lease holds so much, which its holder is to be told.
+/// A lease holds so many, which its holder is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Growth {
     pub(super) lease: LeaseId,
@@ -38,15 +39,12 @@ pub(super) struct Holding {
 }
 
 impl HeldBack {
-    /// After a restart: what these leases hold was told by the arbiter before, or is going to be
-    /// when what was given an order up to this one is stopped.
-    pub(super) fn restored(leases: impl Iterator<Item = (LeaseId, usize)>, order: u64) -> Self {
-        let mut held = HeldBack::default();
-        for (lease, to) in leases {
-            held.told.insert(lease, to);
-            held.grows.insert(lease, Growth { lease, to, order });
+    /// After a restart: what these leases held was told by the arbiter before.
+    pub(super) fn restored(leases: impl Iterator<Item = (LeaseId, usize)>) -> Self {
+        HeldBack {
+            told: leases.collect(),
+            ..HeldBack::default()
         }
-        held
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -54,9 +52,9 @@ impl HeldBack {
     }
 
     /// Whether so much is held back that a connection is to be told that it is not heard.
-    pub(super) fn is_full(&self, id: ConnectionId) -> bool {
+    pub(super) fn is_full(&self, id: ConnectionId, renews: bool) -> bool {
         let of_it = self.answers.iter().filter(|answer| answer.to == id);
-        of_it.count() >= MOST
+        of_it.count() >= if renews { MOST } else { 1 }
     }
 
     /// Adds what was said. `changed`: what some leases hold by now; `None`: they have ended.
@@ -81,14 +79,16 @@ impl HeldBack {
                 self.grows.remove(&lease);
                 continue;
             }
-            let to = holds;
-            let new = Growth { lease, to, order };
-            let grows = self.grows.entry(lease).or_insert(new);
-            *grows = if grows.to < to {
-                new
-            } else {
-                Growth { to, ..*grows }
-            };
+            let steps = self.grows.entry(lease).or_default();
+            // What it has lost of that is no step any more.
+            let kept = steps.iter().take_while(|step| step.to < holds).count();
+            let rest = steps.get(kept).map_or(order, |step| step.order);
+            steps.truncate(kept);
+            steps.push(Growth {
+                lease,
+                to: holds,
+                order: rest,
+            });
         }
     }
 
@@ -96,19 +96,19 @@ impl HeldBack {
     /// has got is not free yet.
     pub(super) fn take(&mut self, waits: impl Fn(Growth) -> bool) -> Vec<Answer> {
         let told = &mut self.told;
-        self.grows.retain(|lease, growth| {
-            let stays = waits(*growth);
-            if !stays {
-                told.insert(*lease, growth.to);
+        self.grows.retain(|lease, steps| {
+            let free = steps.iter().take_while(|step| !waits(**step)).count();
+            if let Some(last) = steps.drain(..free).next_back() {
+                told.insert(*lease, last.to);
             }
-            stays
+            !steps.is_empty()
         });
         let mut behind: BTreeSet<ConnectionId> = BTreeSet::new();
         let mut free = Vec::new();
         for answer in std::mem::take(&mut self.answers) {
-            let lease = answer.tells_of();
-            let grows = lease.is_some_and(|lease| self.grows.contains_key(&lease));
-            if grows || behind.contains(&answer.to) {
+            let tells = answer.tells_of();
+            let waits = tells.is_some_and(|(lease, holds)| self.waits(lease, holds));
+            if waits || behind.contains(&answer.to) {
                 behind.insert(answer.to);
                 self.answers.push_back(answer);
             } else {
@@ -116,6 +116,12 @@ impl HeldBack {
             }
         }
         free
+    }
+
+    /// Whether nobody is to be told yet that a lease holds so many.
+    fn waits(&self, lease: LeaseId, holds: usize) -> bool {
+        let told = self.told.get(&lease);
+        self.grows.contains_key(&lease) && told.is_some_and(|told| holds > *told)
     }
 }
 
@@ -125,10 +131,11 @@ mod tests {
 
     use super::*;
 
-    /// To these connections something is said, of a lease or of none.
-    fn answers(all: &[(u64, Option<u64>)]) -> Vec<Answer> {
-        let answer = |(to, lease): &(u64, Option<u64>)| {
-            Answer::of(ConnectionId(*to), Reply::default(), lease.map(LeaseId))
+    /// To these connections something is said: what a lease holds, or something else.
+    fn answers(all: &[(u64, Option<(u64, usize)>)]) -> Vec<Answer> {
+        let answer = |(to, tells): &(u64, Option<(u64, usize)>)| {
+            let tells = tells.map(|(lease, holds)| (LeaseId(lease), holds));
+            Answer::of(ConnectionId(*to), Reply::default(), tells)
         };
         all.iter().map(answer).collect()
     }
@@ -157,21 +164,27 @@ mod tests {
         held.add(vec![], holds(&[(5, 2)]), 1);
         assert!(take(&mut held, &[]).is_empty());
         // Lease 5 was renewed; 6 and 7 are new.
-        let said = answers(&[(1, Some(5)), (2, Some(6)), (3, Some(7)), (4, None)]);
-        held.add(said, holds(&[(6, 2), (7, 1)]), 3);
+        let all = [
+            (1, Some((5, 2))),
+            (2, Some((6, 2))),
+            (3, Some((7, 1))),
+            (4, None),
+        ];
+        held.add(answers(&all), holds(&[(6, 2), (7, 1)]), 3);
         assert_eq!(take(&mut held, &[5, 6]), [1, 3, 4]);
         // What comes later to the same stands behind, and nothing else does.
         held.add(answers(&[(2, None), (1, None)]), holds(&[(7, 0)]), 4);
         assert_eq!(take(&mut held, &[6]), [1]);
         // Who claims it from elsewhere meanwhile knows no more.
-        held.add(answers(&[(8, Some(6)), (9, Some(5))]), holds(&[]), 5);
+        let all = [(8, Some((6, 2))), (9, Some((5, 2)))];
+        held.add(answers(&all), holds(&[]), 5);
         assert_eq!(take(&mut held, &[6]), [9]);
         assert!(!held.is_empty());
         assert_eq!(take(&mut held, &[]), [2, 2, 8]);
         assert!(held.is_empty());
         // Each waits for what was to be stopped when it was said.
-        held.add(answers(&[(2, Some(6))]), holds(&[(6, 3)]), 5);
-        held.add(answers(&[(3, Some(7))]), holds(&[(7, 2)]), 6);
+        held.add(answers(&[(2, Some((6, 3)))]), holds(&[(6, 3)]), 5);
+        held.add(answers(&[(3, Some((7, 2)))]), holds(&[(7, 2)]), 6);
         let sent = held.take(|growth| growth.order >= 6);
         assert_eq!(sent.iter().map(|one| one.to.0).collect::<Vec<_>>(), [2]);
     }
@@ -179,9 +192,9 @@ mod tests {
     /// A lease's holder knows of two, and waits to be told of two more.
     fn grown() -> HeldBack {
         let mut held = HeldBack::default();
-        held.add(answers(&[(3, Some(7))]), holds(&[(7, 2)]), 1);
+        held.add(answers(&[(3, Some((7, 2)))]), holds(&[(7, 2)]), 1);
         assert_eq!(take(&mut held, &[]), [3]);
-        held.add(answers(&[(3, Some(7))]), holds(&[(7, 4)]), 2);
+        held.add(answers(&[(3, Some((7, 4)))]), holds(&[(7, 4)]), 2);
         assert!(take(&mut held, &[7]).is_empty());
         held
     }
@@ -191,7 +204,7 @@ mod tests {
         let news = |holds, keeps| {
             let mut held = grown();
             let holding = BTreeMap::from([(LeaseId(7), Some(Holding { holds, keeps }))]);
-            held.add(answers(&[(3, Some(7))]), holding, 3);
+            held.add(answers(&[(3, Some((7, holds)))]), holding, 3);
             take(&mut held, &[7])
         };
         // Of what it was not told yet something is lost again, or is going to be.
@@ -201,53 +214,66 @@ mod tests {
             assert_eq!(news(holds, keeps), [3, 3], "{holds} {keeps}");
         }
         let mut held = grown();
-        held.add(
-            answers(&[(3, None)]),
-            BTreeMap::from([(LeaseId(7), None)]),
-            3,
-        );
+        let ended = BTreeMap::from([(LeaseId(7), None)]);
+        held.add(answers(&[(3, None)]), ended, 3);
         assert_eq!(take(&mut held, &[7]), [3, 3]);
         assert!(held.told.is_empty() && held.grows.is_empty());
     }
 
-    /// What it has got since waits for what was to be stopped since.
+    /// What has become free is told, whatever else came since; and what was lost and has come
+    /// again waits for what was to be stopped since.
     #[test]
-    fn what_grows_again_waits_for_what_came_between() {
-        let orders = |held: &HeldBack| -> Vec<u64> {
-            let grows = held.grows.values();
-            grows.map(|growth| growth.order).collect()
+    fn each_step_waits_for_what_came_before_it() {
+        let steps = |held: &HeldBack| -> Vec<(usize, u64)> {
+            let steps = held.grows.values().flatten();
+            steps.map(|step| (step.to, step.order)).collect()
         };
-        let mut held = grown();
-        held.add(vec![], holds(&[(7, 3)]), 8);
-        assert_eq!(orders(&held), [2]);
-        held.add(vec![], holds(&[(7, 4)]), 9);
-        assert_eq!(orders(&held), [9]);
-        held.add(vec![], holds(&[(7, 4)]), 10);
-        assert_eq!(orders(&held), [9]);
-    }
-
-    #[test]
-    fn after_a_restart_what_is_stopped_anew_is_waited_for() {
-        let leases = [(LeaseId(7), 4), (LeaseId(8), 1)];
-        let mut held = HeldBack::restored(leases.into_iter(), 5);
-        held.add(answers(&[(1, Some(7)), (2, Some(8))]), holds(&[]), 6);
-        assert_eq!(take(&mut held, &[7]), [2]);
-        // It may use them for all that is known.
-        held.add(answers(&[(1, Some(7))]), holds(&[(7, 3)]), 6);
-        assert_eq!(take(&mut held, &[7]), [1, 1]);
-    }
-
-    #[test]
-    fn who_calls_on_and_on_is_not_heard() {
-        let mut held = grown();
-        for _ in 0..MOST - 2 {
-            held.add(answers(&[(3, None)]), holds(&[]), 3);
+        let mut held = HeldBack::default();
+        for (holding, order) in [(1, 5), (2, 9), (4, 12)] {
+            held.add(
+                answers(&[(3, Some((7, holding)))]),
+                holds(&[(7, holding)]),
+                order,
+            );
         }
-        assert!(!held.is_full(ConnectionId(3)));
-        held.add(answers(&[(3, None), (4, None)]), holds(&[]), 3);
+        assert_eq!(steps(&held), [(1, 5), (2, 9), (4, 12)]);
+        // A part of a step is that step.
+        held.add(vec![], holds(&[(7, 3)]), 13);
+        assert_eq!(steps(&held), [(1, 5), (2, 9), (3, 12)]);
+        held.add(vec![], holds(&[(7, 1)]), 14);
+        assert_eq!(steps(&held), [(1, 5)]);
+        held.add(vec![], holds(&[(7, 2)]), 15);
+        held.add(vec![], holds(&[(7, 2)]), 16);
+        assert_eq!(steps(&held), [(1, 5), (2, 15)]);
+        assert_eq!(held.take(|growth| growth.order > 5).len(), 1);
+        assert_eq!((steps(&held), held.answers.len()), (vec![(2, 15)], 2));
+        assert_eq!((held.take(|_| false).len(), steps(&held)), (2, vec![]));
+    }
+
+    #[test]
+    fn after_a_restart_what_was_granted_since_is_not_known() {
+        let leases = [(LeaseId(7), 4), (LeaseId(8), 0)];
+        let mut held = HeldBack::restored(leases.into_iter());
+        let all = [(1, Some((7, 4))), (2, Some((8, 1)))];
+        held.add(answers(&all), holds(&[(8, 1)]), 6);
+        assert_eq!(take(&mut held, &[7, 8]), [1]);
+        held.add(answers(&[(1, Some((7, 3)))]), holds(&[(7, 3)]), 6);
+        assert_eq!(take(&mut held, &[7, 8]), [1]);
+    }
+
+    #[test]
+    fn who_waits_for_an_answer_is_heard_if_it_renews() {
+        let mut held = grown();
+        let (holder, other) = (ConnectionId(3), ConnectionId(4));
         assert_eq!(
-            [3, 4].map(|id| held.is_full(ConnectionId(id))),
+            [false, true].map(|renews| held.is_full(holder, renews)),
             [true, false]
         );
+        assert!(!held.is_full(other, false));
+        for _ in 1..MOST {
+            assert!(!held.is_full(holder, true));
+            held.add(answers(&[(3, None)]), holds(&[]), 3);
+        }
+        assert!(held.is_full(holder, true));
     }
 }

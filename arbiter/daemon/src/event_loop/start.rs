@@ -195,7 +195,10 @@ impl Arbiterd {
             Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
         };
         let per_second = desk.service().config().requests_per_second;
-        let held_back = held_back(&desk, broker.as_ref());
+        // Some may hold more by now, which nobody was told.
+        let service = desk.service();
+        let leases = service.arbiter().leases().map(|lease| lease.id);
+        let held_back = HeldBack::restored(leases.map(|id| (id, service.held_by_journal(id))));
         let arbiterd = Arbiterd {
             desk,
             doors: Doors::new(incoming).map_err(failed("epoll"))?,
@@ -350,13 +353,6 @@ fn broker(
         .into_iter()
         .for_each(|told| service.hear(told));
     Ok(Some(broker))
-}
-
-/// What the holders of leases of before know of them.
-fn held_back(desk: &Desk, broker: Option<&Broker>) -> HeldBack {
-    let leases = desk.service().arbiter().leases();
-    let order = broker.map_or(0, Broker::last_order);
-    HeldBack::restored(leases.map(|lease| (lease.id, lease.holds)), order)
 }
 
 fn trail(config: &ArbiterConfig) -> Result<Option<Trail>, ServeError> {

@@ -18,20 +18,20 @@ pub(crate) struct Answer {
     /// It says that a lease is held, or lasts: it must not be sent unless that is in the
     /// journal.
     pub(super) rests_on: Option<LeaseId>,
-    /// It says what this lease holds, to its holder.
-    tells_of: Option<LeaseId>,
+    /// It says to the holder of this lease how much that holds.
+    tells_of: Option<(LeaseId, usize)>,
     /// It says that something is in the audit.
     audited: bool,
 }
 
 impl Answer {
-    /// The lease of which it says to its holder what it holds.
-    pub(crate) fn tells_of(&self) -> Option<LeaseId> {
+    /// The lease to whose holder it says how much that holds.
+    pub(crate) fn tells_of(&self) -> Option<(LeaseId, usize)> {
         self.tells_of
     }
 
     #[cfg(test)]
-    pub(crate) fn of(to: ConnectionId, reply: Reply, tells_of: Option<LeaseId>) -> Self {
+    pub(crate) fn of(to: ConnectionId, reply: Reply, tells_of: Option<(LeaseId, usize)>) -> Self {
         Answer {
             to,
             reply,
@@ -141,7 +141,7 @@ impl Output {
             to,
             reply: now.said.reply(now.goes_on),
             rests_on: now.rests_on,
-            tells_of: now.said.lease(),
+            tells_of: now.said.holds(),
             audited: now.audited,
         });
     }

@@ -51,10 +51,13 @@ impl From<Said> for Now {
 }
 
 impl Said {
-    /// The lease that its holder is told of.
-    pub(super) fn lease(&self) -> Option<LeaseId> {
+    /// The lease to whose holder it is said how much that holds.
+    pub(super) fn holds(&self) -> Option<(LeaseId, usize)> {
         match self {
-            Said::Lease(out) => Some(LeaseId(out.lease.id)),
+            Said::Lease(out) => {
+                let holds = usize::try_from(out.lease.holds).unwrap_or(usize::MAX);
+                Some((LeaseId(out.lease.id), holds))
+            }
             _ => None,
         }
     }
