@@ -685,11 +685,6 @@ impl Service {
         self.metrics.set_barred(self.bars.len());
     }
 
-    /// What a lease holds by the journal.
-    pub(crate) fn held_by_journal(&self, id: LeaseId) -> usize {
-        self.kept.holds(id)
-    }
-
     /// There may be holders of before a restart, and no journal says what they hold: nothing
     /// is granted for as long as they may take to find out.
     pub(crate) fn wait_for_holders(&mut self, now: BootTime) {

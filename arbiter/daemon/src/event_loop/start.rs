@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use crate::budget::Handed;
-use arbiter_host::{HostArbiter, HostPolicyError, Tenant};
+use arbiter_host::{HostArbiter, HostPolicyError, LeaseId, Tenant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use umpire_service::{
@@ -169,6 +169,7 @@ impl Arbiterd {
         let files = raise_open_files();
         let ground = Ground::find(config, &mut manager)?;
         let found = ground.found.clone();
+        let held_back = ground.told();
         let mut desk = ground.desk(files)?;
         if let Some(folder) = socket.parent() {
             let _ = fs::create_dir_all(folder);
@@ -195,10 +196,6 @@ impl Arbiterd {
             Some(probe::watch(found, tells).map_err(failed("the probe's thread"))?)
         };
         let per_second = desk.service().config().requests_per_second;
-        // Some may hold more by now, which nobody was told.
-        let service = desk.service();
-        let leases = service.arbiter().leases().map(|lease| lease.id);
-        let held_back = HeldBack::restored(leases.map(|id| (id, service.held_by_journal(id))));
         let arbiterd = Arbiterd {
             desk,
             doors: Doors::new(incoming).map_err(failed("epoll"))?,
@@ -281,6 +278,12 @@ impl Ground {
             recalled,
             found,
         })
+    }
+
+    /// What was told of the leases of before: they may hold more as soon as they are known again.
+    fn told(&self) -> HeldBack {
+        let leases = self.recalled.iter().flat_map(|recalled| &recalled.leases);
+        HeldBack::restored(leases.map(|(id, lease)| (LeaseId(*id), lease.holds)))
     }
 
     /// Tenants that the policy does not name any more keep what they hold.
