@@ -180,7 +180,6 @@ impl Broker {
         let judges = Judges {
             stops: Stops::new(opens.bell()?, stops::HOST),
             excuses: Excuses::default(),
-            tries_from: 0,
         };
         Ok(Broker {
             listener,

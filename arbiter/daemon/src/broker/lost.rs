@@ -25,6 +25,8 @@ const TRIES: usize = 16;
 /// nanoseconds; so long each is looked at in any case, and so long after it was last seen on
 /// its counter is taken for used.
 const LIVES: u64 = 60_000_000_000;
+/// So long it is from one round of looks to the next, in nanoseconds.
+const ROUND: u64 = 500_000_000;
 /// The first look so long after the loss is the last that excuses, in nanoseconds.
 const EXCUSED: u64 = 500_000_000;
 /// What is not stopped at the first round of looks so long after it was to be counts as taken, in
@@ -83,8 +85,6 @@ impl Excuses {
 pub(super) struct Judges {
     pub(super) stops: Stops,
     pub(super) excuses: Excuses,
-    /// Which of those that are late is looked for next whether it is over.
-    pub(super) tries_from: usize,
 }
 
 /// An event that somebody should not use any more.
@@ -105,6 +105,8 @@ pub(super) struct Lost {
     asked: Option<Asked>,
     /// So many looks are excused still if they find it on, until one finds it off.
     settles: u8,
+    /// When it was looked last whether it is over though it is not stopped.
+    tried: u64,
 }
 
 /// An order of which there is no answer yet.
@@ -130,6 +132,7 @@ impl Lost {
             taken_until: 0,
             asked: None,
             settles: 0,
+            tried: 0,
         };
         lost.stop(stops, now);
         lost
@@ -379,9 +382,13 @@ pub(super) fn look(
     judges.excuses.forget_old(now);
     // Of all, however many are looked at: others wait for what is being stopped.
     lost.iter_mut().for_each(|one| one.age(now));
-    // Of those that are late some each time, each in its turn.
-    let tried = judges.tries_from..judges.tries_from + TRIES;
-    let mut late = 0;
+    // Of those that are late some each time: each is tried when all others were.
+    let late = lost.iter().filter(|one| one.is_late()).count();
+    let rounds = late.div_ceil(TRIES) * lost.len().div_ceil(LOOKS_AT);
+    let round = u64::try_from(rounds)
+        .unwrap_or(u64::MAX)
+        .saturating_mul(ROUND);
+    let mut tries = TRIES;
     for _ in 0..lost.len().min(LOOKS_AT) {
         let Some(mut one) = lost.pop_front() else {
             break;
@@ -395,8 +402,10 @@ pub(super) fn look(
             }
             one.until = now.saturating_add(LIVES);
         }
-        let is_tried = one.is_late() && tried.contains(&late);
-        late += usize::from(one.is_late());
+        let is_tried = tries > 0 && one.is_late() && one.tried.saturating_add(round) <= now;
+        if is_tried {
+            (one.tried, tries) = (now, tries - 1);
+        }
         if (one.taken_until > now || is_tried) && one.is_over(&mut states) {
             // Its counter is free again, and nobody has to wait for the minute.
             over.push(one.open);
@@ -404,7 +413,6 @@ pub(super) fn look(
         }
         lost.push_back(one);
     }
-    judges.tries_from = if tried.end < late { tried.end } else { 0 };
     over
 }
 

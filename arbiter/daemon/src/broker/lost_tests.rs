@@ -359,7 +359,6 @@ fn lost_with(kernel: stops::Kernel) -> Option<(Lost, Judges)> {
     let mut judges = Judges {
         stops: Stops::new(bell, kernel),
         excuses: Excuses::default(),
-        tries_from: 0,
     };
     let event = HandedEvent {
         follows: Follows::Children,
@@ -455,7 +454,6 @@ fn an_event_that_cannot_be_looked_at_is_taken() {
     let mut judges = Judges {
         stops: Stops::new(bell, KERNEL),
         excuses: Excuses::default(),
-        tries_from: 0,
     };
     let mut all = VecDeque::from([one]);
     let (groups, mut told) = (LateTree::new(Path::new("/")), Vec::new());
@@ -547,9 +545,11 @@ fn who_has_ended_is_found_behind_many_that_are_late() {
     let mut judges = Judges {
         stops: stops(),
         excuses: Excuses::default(),
-        tries_from: 0,
     };
     let groups = LateTree::new(Path::new("/"));
-    let mut look = || look(&mut all, &mut judges, &mut Vec::new(), &groups, LOOK).len();
-    assert_eq!([look(), look(), look(), look()], [0, 0, 1, 0]);
+    let mut look = |at: u64| {
+        let now = 40 * LOOK + at * LOOK;
+        look(&mut all, &mut judges, &mut Vec::new(), &groups, now).len()
+    };
+    assert_eq!([1, 2, 3, 4, 5].map(&mut look), [0, 0, 1, 0, 0]);
 }

@@ -12,13 +12,26 @@ use crate::service::{Answer, ConnectionId};
 /// that may not wait.
 const MOST: usize = 16;
 
+/// Answers, each with what it says that a lease holds.
 #[derive(Debug, Default)]
 pub(super) struct HeldBack {
-    answers: VecDeque<Answer>,
-    /// So many of its demands a lease holds, for all that its holder may know.
-    told: BTreeMap<LeaseId, usize>,
-    /// Those that hold more by now: by which steps, the least first.
-    grows: BTreeMap<LeaseId, Vec<Growth>>,
+    answers: VecDeque<(Answer, Option<(LeaseId, usize)>)>,
+    leases: BTreeMap<LeaseId, Known>,
+    /// Those that hold more than was told: few of them all.
+    growing: BTreeSet<LeaseId>,
+}
+
+/// What a lease's holder knows of it.
+#[derive(Debug, Default)]
+struct Known {
+    /// So many of its demands it holds, as far as it may be told.
+    told: usize,
+    /// So many its holder may use: before a restart it was told more, for all that is known.
+    uses: usize,
+    /// So many are left when it has lost what was announced.
+    keeps: usize,
+    /// By which steps it has come to hold more, the least first.
+    grows: Vec<Growth>,
 }
 
 /// A lease holds so many, which its holder is to be told.
@@ -39,10 +52,21 @@ pub(super) struct Holding {
 }
 
 impl HeldBack {
-    /// After a restart: what these leases held was told by the arbiter before.
-    pub(super) fn restored(leases: impl Iterator<Item = (LeaseId, usize)>) -> Self {
+    /// After a restart: so many these leases held, which was told, or was to be when what was lost
+    /// for it is stopped. That is stopped anew by orders up to this one.
+    pub(super) fn restored(leases: BTreeMap<LeaseId, usize>, order: u64) -> Self {
+        let known = |(lease, to): (LeaseId, usize)| {
+            let known = Known {
+                told: 0,
+                uses: to,
+                keeps: to,
+                grows: vec![Growth { lease, to, order }],
+            };
+            (lease, known)
+        };
         HeldBack {
-            told: leases.collect(),
+            growing: leases.keys().copied().collect(),
+            leases: leases.into_iter().map(known).collect(),
             ..HeldBack::default()
         }
     }
@@ -53,7 +77,7 @@ impl HeldBack {
 
     /// Whether so much is held back that a connection is to be told that it is not heard.
     pub(super) fn is_full(&self, id: ConnectionId, renews: bool) -> bool {
-        let of_it = self.answers.iter().filter(|answer| answer.to == id);
+        let of_it = self.answers.iter().filter(|(answer, _)| answer.to == id);
         of_it.count() >= if renews { MOST } else { 1 }
     }
 
@@ -65,68 +89,108 @@ impl HeldBack {
         changed: BTreeMap<LeaseId, Option<Holding>>,
         order: u64,
     ) {
-        self.answers.extend(answers);
-        for (lease, now) in changed {
-            let Some(Holding { holds, keeps }) = now else {
-                self.told.remove(&lease);
-                self.grows.remove(&lease);
-                continue;
-            };
-            let told = self.told.entry(lease).or_default();
-            // Whoever uses what it loses has to hear so, whatever else it hears by that.
-            if keeps < *told || holds <= *told {
-                *told = holds;
-                self.grows.remove(&lease);
-                continue;
+        // What is not so any more is no reason to wait.
+        for (lease, says) in self
+            .answers
+            .iter_mut()
+            .filter_map(|(_, says)| says.as_mut())
+        {
+            if let Some(now) = changed.get(lease) {
+                *says = now.map_or(0, |now| now.holds.min(*says));
             }
-            let steps = self.grows.entry(lease).or_default();
-            // What it has lost of that is no step any more.
-            let kept = steps.iter().take_while(|step| step.to < holds).count();
-            let rest = steps.get(kept).map_or(order, |step| step.order);
-            steps.truncate(kept);
-            steps.push(Growth {
-                lease,
-                to: holds,
-                order: rest,
-            });
+        }
+        let answers = answers.into_iter();
+        self.answers.extend(answers.map(|answer| {
+            let says = answer.tells_of();
+            (answer, says)
+        }));
+        for (lease, now) in changed {
+            match now {
+                Some(now) => {
+                    let known = self.leases.entry(lease).or_default();
+                    known.hear(lease, now, order);
+                    self.growing.insert(lease);
+                }
+                None => _ = self.leases.remove(&lease),
+            }
         }
     }
 
     /// Takes out, in their order, those that may be sent. `waits`: whether something that a lease
     /// has got is not free yet.
     pub(super) fn take(&mut self, waits: impl Fn(Growth) -> bool) -> Vec<Answer> {
-        let told = &mut self.told;
-        self.grows.retain(|lease, steps| {
-            let free = steps.iter().take_while(|step| !waits(**step)).count();
-            if let Some(last) = steps.drain(..free).next_back() {
-                told.insert(*lease, last.to);
-            }
-            !steps.is_empty()
+        self.growing.retain(|lease| {
+            let known = self.leases.get_mut(lease);
+            known.is_some_and(|known| known.tell(&waits))
         });
         let mut behind: BTreeSet<ConnectionId> = BTreeSet::new();
         let mut free = Vec::new();
-        for answer in std::mem::take(&mut self.answers) {
-            let tells = answer.tells_of();
-            let waits = tells.is_some_and(|(lease, holds)| self.waits(lease, holds));
+        for (answer, says) in std::mem::take(&mut self.answers) {
+            let known = says.and_then(|(lease, holds)| Some((self.leases.get(&lease)?, holds)));
+            let waits = known.is_some_and(|(known, holds)| known.waits_to_say(holds));
             if waits || behind.contains(&answer.to) {
                 behind.insert(answer.to);
-                self.answers.push_back(answer);
+                self.answers.push_back((answer, says));
             } else {
                 free.push(answer);
             }
         }
         free
     }
+}
 
-    /// Whether nobody is to be told yet that a lease holds so many.
-    fn waits(&self, lease: LeaseId, holds: usize) -> bool {
-        let told = self.told.get(&lease);
-        self.grows.contains_key(&lease) && told.is_some_and(|told| holds > *told)
+impl Known {
+    /// What the lease holds by now.
+    fn hear(&mut self, lease: LeaseId, now: Holding, order: u64) {
+        self.keeps = now.keeps;
+        if now.holds <= self.told {
+            (self.told, self.uses) = (now.holds, now.holds);
+            self.grows.clear();
+            return;
+        }
+        // What it has lost of that is no step any more.
+        let kept = self.grows.iter().take_while(|step| step.to < now.holds);
+        let kept = kept.count();
+        let order = self.grows.get(kept).map_or(order, |step| step.order);
+        self.grows.truncate(kept);
+        self.grows.push(Growth {
+            lease,
+            to: now.holds,
+            order,
+        });
+        self.tell_of_loss();
+    }
+
+    /// Takes the steps that are free. Whether there are others.
+    fn tell(&mut self, waits: impl Fn(Growth) -> bool) -> bool {
+        let free = self.grows.iter().take_while(|step| !waits(**step));
+        let free = free.count();
+        if let Some(last) = self.grows.drain(..free).next_back() {
+            self.told = last.to;
+            self.uses = self.uses.max(last.to);
+        }
+        self.tell_of_loss();
+        !self.grows.is_empty()
+    }
+
+    /// Whoever uses what it loses has to hear so, whatever else it hears by that.
+    fn tell_of_loss(&mut self) {
+        if self.keeps < self.uses
+            && let Some(last) = self.grows.pop()
+        {
+            (self.told, self.uses) = (last.to, last.to);
+            self.grows.clear();
+        }
+    }
+
+    fn waits_to_say(&self, holds: usize) -> bool {
+        !self.grows.is_empty() && holds > self.told
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use varlink::Reply;
 
     use super::*;
@@ -217,7 +281,7 @@ mod tests {
         let ended = BTreeMap::from([(LeaseId(7), None)]);
         held.add(answers(&[(3, None)]), ended, 3);
         assert_eq!(take(&mut held, &[7]), [3, 3]);
-        assert!(held.told.is_empty() && held.grows.is_empty());
+        assert!(held.leases.is_empty() && held.growing.is_empty());
     }
 
     /// What has become free is told, whatever else came since; and what was lost and has come
@@ -225,7 +289,7 @@ mod tests {
     #[test]
     fn each_step_waits_for_what_came_before_it() {
         let steps = |held: &HeldBack| -> Vec<(usize, u64)> {
-            let steps = held.grows.values().flatten();
+            let steps = held.leases.values().flat_map(|known| &known.grows);
             steps.map(|step| (step.to, step.order)).collect()
         };
         let mut held = HeldBack::default();
@@ -245,20 +309,44 @@ mod tests {
         held.add(vec![], holds(&[(7, 2)]), 15);
         held.add(vec![], holds(&[(7, 2)]), 16);
         assert_eq!(steps(&held), [(1, 5), (2, 15)]);
-        assert_eq!(held.take(|growth| growth.order > 5).len(), 1);
-        assert_eq!((steps(&held), held.answers.len()), (vec![(2, 15)], 2));
-        assert_eq!((held.take(|_| false).len(), steps(&held)), (2, vec![]));
+        held.add(answers(&[(3, Some((7, 2)))]), holds(&[]), 17);
+        // What was said of more is not so any more, and keeps nobody waiting.
+        assert_eq!(held.take(|growth| growth.order > 5).len(), 3);
+        assert_eq!((steps(&held), held.answers.len()), (vec![(2, 15)], 1));
+        assert_eq!((held.take(|_| false).len(), steps(&held)), (1, vec![]));
+    }
+
+    /// Something is announced to be lost of what its holder is told of after that.
+    #[test]
+    fn an_announced_loss_is_told_with_what_it_is_of() {
+        let mut held = HeldBack::default();
+        for (holding, order) in [(1, 1), (3, 9), (4, 12)] {
+            let said = answers(&[(3, Some((7, holding)))]);
+            held.add(said, holds(&[(7, holding)]), order);
+        }
+        let leaves = Some(Holding { holds: 4, keeps: 2 });
+        let said = answers(&[(3, Some((7, 4)))]);
+        held.add(said, BTreeMap::from([(LeaseId(7), leaves)]), 13);
+        assert_eq!(held.take(|growth| growth.order > 1).len(), 1);
+        assert_eq!(held.take(|growth| growth.order > 9).len(), 3);
+        assert!(held.is_empty());
     }
 
     #[test]
     fn after_a_restart_what_was_granted_since_is_not_known() {
-        let leases = [(LeaseId(7), 4), (LeaseId(8), 0)];
-        let mut held = HeldBack::restored(leases.into_iter());
+        let leases = BTreeMap::from([(LeaseId(7), 4), (LeaseId(8), 0)]);
+        let mut held = HeldBack::restored(leases, 5);
         let all = [(1, Some((7, 4))), (2, Some((8, 1)))];
-        held.add(answers(&all), holds(&[(8, 1)]), 6);
-        assert_eq!(take(&mut held, &[7, 8]), [1]);
+        held.add(answers(&all), holds(&[(7, 4), (8, 1)]), 6);
+        // What was to be stopped then may be on still.
+        assert!(held.take(|growth| growth.order >= 5).is_empty());
+        assert_eq!(held.take(|growth| growth.order > 5).len(), 1);
+        assert_eq!(take(&mut held, &[]), [2]);
+        // It may use what it had, and hears of a loss.
+        let leases = BTreeMap::from([(LeaseId(7), 4)]);
+        let mut held = HeldBack::restored(leases, 5);
         held.add(answers(&[(1, Some((7, 3)))]), holds(&[(7, 3)]), 6);
-        assert_eq!(take(&mut held, &[7, 8]), [1]);
+        assert_eq!(take(&mut held, &[7]), [1]);
     }
 
     #[test]
@@ -275,5 +363,111 @@ mod tests {
             held.add(answers(&[(3, None)]), holds(&[]), 3);
         }
         assert!(held.is_full(holder, true));
+    }
+
+    /// What happens to a lease, or to whoever hears of it.
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// It holds so many and keeps so many of them, which its connection is told.
+        Holds(u64, usize, usize),
+        Ends(u64),
+        /// Another connection asks for its state.
+        Claimed(u64),
+        /// Something is given an order to be stopped.
+        Order,
+        /// So many orders more are answered.
+        Answered(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let lease = || 0u64..3;
+        prop_oneof![
+            4 => (lease(), 0usize..6, 0usize..6)
+                .prop_map(|(lease, holds, keeps)| Step::Holds(lease, holds, keeps.min(holds))),
+            1 => lease().prop_map(Step::Ends),
+            1 => lease().prop_map(Step::Claimed),
+            3 => Just(Step::Order),
+            2 => (1u64..3).prop_map(Step::Answered),
+        ]
+    }
+
+    /// The order before which each counter of a lease was given, and how many its holder knows of.
+    #[derive(Clone, Default)]
+    struct Naive {
+        given: Vec<u64>,
+        told: usize,
+        keeps: usize,
+    }
+
+    impl Naive {
+        /// Whoever loses what it knows of is told of all.
+        fn tell_of_loss(&mut self) {
+            if self.keeps < self.told {
+                self.told = self.given.len();
+            }
+        }
+    }
+
+    proptest! {
+        /// Counter by counter: who may be told of how many, and what is sent to whom.
+        #[test]
+        fn it_does_as_whoever_looks_at_each_counter(steps in prop::collection::vec(step(), 1..60)) {
+            let mut held = HeldBack::default();
+            let (mut last, mut answered) = (0, 0);
+            let mut leases: BTreeMap<u64, Naive> = BTreeMap::new();
+            let mut queue: Vec<(u64, u64, usize)> = Vec::new();
+            for step in steps {
+                let mut said = None;
+                let mut changed = BTreeMap::new();
+                match step {
+                    Step::Holds(id, holds, keeps) => {
+                        let lease = leases.entry(id).or_default();
+                        lease.given.resize(holds, last);
+                        lease.keeps = keeps;
+                        lease.tell_of_loss();
+                        changed.insert(LeaseId(id), Some(Holding { holds, keeps }));
+                        said = Some((id, id, holds));
+                        for (_, _, says) in queue.iter_mut().filter(|(_, of, _)| *of == id) {
+                            *says = holds.min(*says);
+                        }
+                    }
+                    Step::Ends(id) => {
+                        leases.remove(&id);
+                        changed.insert(LeaseId(id), None);
+                        for (_, _, says) in queue.iter_mut().filter(|(_, of, _)| *of == id) {
+                            *says = 0;
+                        }
+                    }
+                    Step::Claimed(id) => {
+                        let holds = leases.get(&id).map_or(0, |lease| lease.given.len());
+                        said = Some((10 + id, id, holds));
+                    }
+                    Step::Order => last += 1,
+                    Step::Answered(more) => answered = last.min(answered + more),
+                }
+                let one = said.map(|(to, of, holds)| (to, Some((of, holds))));
+                held.add(answers(one.as_slice()), changed, last);
+                queue.extend(said);
+                for lease in leases.values_mut() {
+                    let free = lease.given.iter().take_while(|order| **order <= answered);
+                    lease.told = lease.told.max(free.count());
+                    lease.tell_of_loss();
+                }
+                let mut behind = BTreeSet::new();
+                let sent = queue.extract_if(.., |(to, of, says)| {
+                    let told = leases.get(of).map_or(0, |lease| lease.told);
+                    let goes = *says <= told && !behind.contains(to);
+                    if !goes {
+                        behind.insert(*to);
+                    }
+                    goes
+                });
+                let sent: Vec<u64> = sent.map(|(to, ..)| to).collect();
+                let took = held.take(|growth| growth.order > answered);
+                let took: Vec<u64> = took.iter().map(|answer| answer.to.0).collect();
+                prop_assert_eq!(took, sent);
+                prop_assert_eq!(held.is_empty(), queue.is_empty());
+            }
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! How the service starts: what it finds, what it takes over, and where it listens.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -169,7 +170,7 @@ impl Arbiterd {
         let files = raise_open_files();
         let ground = Ground::find(config, &mut manager)?;
         let found = ground.found.clone();
-        let held_back = ground.told();
+        let told = ground.told();
         let mut desk = ground.desk(files)?;
         if let Some(folder) = socket.parent() {
             let _ = fs::create_dir_all(folder);
@@ -206,6 +207,7 @@ impl Arbiterd {
             reloads: Reloads::new(config_file).map_err(failed("socketpair"))?,
             manager,
             scrapers,
+            held_back: HeldBack::restored(told, broker.as_ref().map_or(0, Broker::last_order)),
             broker,
             connections: Table::new(),
             next: FIRST,
@@ -216,7 +218,6 @@ impl Arbiterd {
             turns: Turns::default(),
             held: None,
             is_free: false,
-            held_back,
             gone: Vec::new(),
         };
         arbiterd.watch_all().map_err(failed("epoll"))?;
@@ -280,10 +281,12 @@ impl Ground {
         })
     }
 
-    /// What was told of the leases of before: they may hold more as soon as they are known again.
-    fn told(&self) -> HeldBack {
+    /// What was told of the leases of before, or was going to be: they may hold more as soon as they
+    /// are known again.
+    fn told(&self) -> BTreeMap<LeaseId, usize> {
         let leases = self.recalled.iter().flat_map(|recalled| &recalled.leases);
-        HeldBack::restored(leases.map(|(id, lease)| (LeaseId(*id), lease.holds)))
+        let told = leases.map(|(id, lease)| (LeaseId(*id), lease.holds));
+        told.collect()
     }
 
     /// Tenants that the policy does not name any more keep what they hold.
