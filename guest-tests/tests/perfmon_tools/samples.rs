@@ -1,6 +1,6 @@
 //! `umpire record`, and what `umpire report` and `ls` make of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_tests::umpire::{self, skipped_without_kvm};
 use guest_tests::vm::{Vm, signal};
@@ -103,7 +103,14 @@ fn ls_shows_what_is_halted_reserved_and_free() {
     for (flags, core) in [(&[][..], "1"), (&["--cores", "1"], "0")] {
         let flags = [&["--cpus", "2", "--hypervisor-counters", "1"], flags].concat();
         let vm = boot_idle(8, &flags);
-        let listed = vm.printed(&["ls", "--control", &vm.socket()]);
+        // Its socket is there before the guest has come to its HLT.
+        let until = Instant::now() + Duration::from_secs(10);
+        let listed = loop {
+            let listed = vm.printed(&["ls", "--control", &vm.socket()]);
+            if listed.contains(" halted ") || Instant::now() > until {
+                break listed;
+            }
+        };
         let rows: Vec<Vec<&str>> = listed
             .lines()
             .map(|row| row.split_whitespace().collect())
