@@ -566,7 +566,11 @@ impl Service {
             None => Entry::Ended(id.0),
         });
         self.metrics.changed(arbiter, change);
-        if let Change::Holds { .. } | Change::Announced { .. } | Change::Ended { .. } = change {
+        if let Change::Holds { .. }
+        | Change::Announced { .. }
+        | Change::Spared { .. }
+        | Change::Ended { .. } = change
+        {
             self.output.note_change(id);
         }
         let event = convert::event(arbiter, change);

@@ -106,7 +106,7 @@ pub(super) struct Lost {
     /// So many looks are excused still if they find it on, until one finds it off.
     settles: u8,
     /// When it was looked last whether it is over though it is not stopped.
-    tried: u64,
+    tried: Option<u64>,
 }
 
 /// An order of which there is no answer yet.
@@ -132,7 +132,7 @@ impl Lost {
             taken_until: 0,
             asked: None,
             settles: 0,
-            tried: 0,
+            tried: None,
         };
         lost.stop(stops, now);
         lost
@@ -402,9 +402,10 @@ pub(super) fn look(
             }
             one.until = now.saturating_add(LIVES);
         }
-        let is_tried = tries > 0 && one.is_late() && one.tried.saturating_add(round) <= now;
+        let is_due = |tried: u64| tried.saturating_add(round) <= now;
+        let is_tried = tries > 0 && one.is_late() && one.tried.is_none_or(is_due);
         if is_tried {
-            (one.tried, tries) = (now, tries - 1);
+            (one.tried, tries) = (Some(now), tries - 1);
         }
         if (one.taken_until > now || is_tried) && one.is_over(&mut states) {
             // Its counter is free again, and nobody has to wait for the minute.

@@ -89,6 +89,11 @@ impl HeldBack {
         changed: BTreeMap<LeaseId, Option<Holding>>,
         order: u64,
     ) {
+        let answers = answers.into_iter();
+        self.answers.extend(answers.map(|answer| {
+            let says = answer.tells_of();
+            (answer, says)
+        }));
         // What is not so any more is no reason to wait.
         for (lease, says) in self
             .answers
@@ -99,11 +104,6 @@ impl HeldBack {
                 *says = now.map_or(0, |now| now.holds.min(*says));
             }
         }
-        let answers = answers.into_iter();
-        self.answers.extend(answers.map(|answer| {
-            let says = answer.tells_of();
-            (answer, says)
-        }));
         for (lease, now) in changed {
             match now {
                 Some(now) => {
@@ -368,8 +368,9 @@ mod tests {
     /// What happens to a lease, or to whoever hears of it.
     #[derive(Clone, Debug)]
     enum Step {
-        /// It holds so many and keeps so many of them, which its connection is told.
-        Holds(u64, usize, usize),
+        /// It held so many for a moment, and holds so many now and keeps so many of them: its
+        /// connection is told of both.
+        Holds(u64, usize, usize, usize),
         Ends(u64),
         /// Another connection asks for its state.
         Claimed(u64),
@@ -382,8 +383,9 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         let lease = || 0u64..3;
         prop_oneof![
-            4 => (lease(), 0usize..6, 0usize..6)
-                .prop_map(|(lease, holds, keeps)| Step::Holds(lease, holds, keeps.min(holds))),
+            4 => (lease(), 0usize..6, 0usize..6, 0usize..6).prop_map(
+                |(lease, held, holds, keeps)| Step::Holds(lease, held, holds, keeps.min(holds))
+            ),
             1 => lease().prop_map(Step::Ends),
             1 => lease().prop_map(Step::Claimed),
             3 => Just(Step::Order),
@@ -417,16 +419,16 @@ mod tests {
             let mut leases: BTreeMap<u64, Naive> = BTreeMap::new();
             let mut queue: Vec<(u64, u64, usize)> = Vec::new();
             for step in steps {
-                let mut said = None;
+                let mut said = Vec::new();
                 let mut changed = BTreeMap::new();
                 match step {
-                    Step::Holds(id, holds, keeps) => {
+                    Step::Holds(id, before, holds, keeps) => {
                         let lease = leases.entry(id).or_default();
                         lease.given.resize(holds, last);
                         lease.keeps = keeps;
                         lease.tell_of_loss();
                         changed.insert(LeaseId(id), Some(Holding { holds, keeps }));
-                        said = Some((id, id, holds));
+                        said.extend([(id, id, holds.min(before)), (id, id, holds)]);
                         for (_, _, says) in queue.iter_mut().filter(|(_, of, _)| *of == id) {
                             *says = holds.min(*says);
                         }
@@ -440,13 +442,17 @@ mod tests {
                     }
                     Step::Claimed(id) => {
                         let holds = leases.get(&id).map_or(0, |lease| lease.given.len());
-                        said = Some((10 + id, id, holds));
+                        said.push((10 + id, id, holds));
                     }
                     Step::Order => last += 1,
                     Step::Answered(more) => answered = last.min(answered + more),
                 }
-                let one = said.map(|(to, of, holds)| (to, Some((of, holds))));
-                held.add(answers(one.as_slice()), changed, last);
+                let all = said.iter().map(|(to, of, holds)| (*to, Some((*of, *holds))));
+                let mut all: Vec<_> = all.collect();
+                if let Step::Holds(_, before, ..) = step {
+                    all[0].1 = all[0].1.map(|(of, _)| (of, before));
+                }
+                held.add(answers(&all), changed, last);
                 queue.extend(said);
                 for lease in leases.values_mut() {
                     let free = lease.given.iter().take_while(|order| **order <= answered);

@@ -33,7 +33,8 @@ fn service() -> Service {
     Service::new(arbiter, config)
 }
 
-fn call(service: &mut Service, uid: u32, method: &str, parameters: Value) -> Reply {
+/// Its answers go to a connection of the user's number.
+fn send(service: &mut Service, uid: u32, method: &str, parameters: Value) {
     let client = Client {
         pid: 40 + uid,
         uid,
@@ -41,8 +42,13 @@ fn call(service: &mut Service, uid: u32, method: &str, parameters: Value) -> Rep
     };
     let request = Request::create(format!("{INTERFACE}.{method}"), Some(parameters));
     let from = ConnectionId(u64::from(uid));
-    let before = service.output.answers().len();
     service.call(from, &client, &request, BootTime(1));
+}
+
+fn call(service: &mut Service, uid: u32, method: &str, parameters: Value) -> Reply {
+    let before = service.output.answers().len();
+    send(service, uid, method, parameters);
+    let from = ConnectionId(u64::from(uid));
     let mut answers = service.output.answers()[before..].iter();
     let own = answers.rfind(|answer| answer.to == from);
     own.expect("an answer").reply.clone()
@@ -291,4 +297,23 @@ fn threads_are_looked_for_when_there_may_be_an_event() {
     );
     outlived(&mut service, 7, 1, allowed(None, Some(0)));
     assert_eq!(looked(&mut service, 7, &blue), (Reason::Barred, 0));
+}
+
+/// Who was to lose counters and does not any more: who waits to be told of them goes by that.
+#[test]
+fn a_lease_that_is_spared_has_changed() {
+    let mut service = service();
+    let ask = |service: &mut Service, uid: u32, guaranteed: bool| {
+        let request = json!({
+            "counters": [{ "count": 4 }], "cpus": "0", "guaranteed": guaranteed, "waits_ms": -1,
+        });
+        send(service, uid, "Acquire", json!({ "request": request }));
+    };
+    ask(&mut service, 7, false);
+    let changed = |service: &mut Service| service.take().changed().to_vec();
+    assert_eq!(changed(&mut service), [LeaseId(1)]);
+    ask(&mut service, 8, true);
+    assert_eq!(changed(&mut service), [LeaseId(1)], "it is to lose them");
+    service.gone(ConnectionId(8), BootTime(2));
+    assert!(changed(&mut service).contains(&LeaseId(1)), "it is spared");
 }

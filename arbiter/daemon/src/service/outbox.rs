@@ -48,7 +48,7 @@ pub(crate) struct Output {
     answers: Vec<Answer>,
     /// For the audit.
     records: Vec<Record>,
-    /// Leases that hold more or less than before, or are going to hold less.
+    /// Leases that hold more or less than before, or are going to hold less, or are not any more.
     changed: Vec<LeaseId>,
     /// So long are the answers, about.
     bytes: usize,
@@ -112,7 +112,7 @@ impl Output {
         std::mem::take(&mut self.records)
     }
 
-    /// Leases that hold more or less than before, or are going to hold less.
+    /// Leases that hold more or less than before, or are going to hold less, or are not any more.
     pub(crate) fn changed(&self) -> &[LeaseId] {
         &self.changed
     }
