@@ -265,9 +265,17 @@ fn who_moves_out_of_the_group_counts_no_more() {
     enable(&event);
     until_counts(&event, true, &daemon);
     slice.move_to("/other", busy);
+    // It is in the audit before or after it is stopped.
+    let until = Instant::now() + LONG;
+    loop {
+        let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
+        if audit.contains("event-disabled") {
+            break;
+        }
+        assert!(Instant::now() < until, "{audit}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     until_counts(&event, false, &daemon);
-    let audit = fs::read_to_string(daemon.folder.path().join("audit")).expect("an audit");
-    assert!(audit.contains("event-disabled"), "{audit}");
     let mut events = Events::connect(&daemon.socket()).expect("it listens");
     let (reason, _) = refused(events.open(&of_thread(id, busy)));
     assert_eq!(reason, "foreign-thread");
