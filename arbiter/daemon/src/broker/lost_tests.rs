@@ -10,7 +10,7 @@ use super::*;
 use crate::broker::inherited::Root;
 use crate::broker::manager::tests::thread_clock;
 use crate::broker::stops;
-use crate::broker::tests::open_event;
+use crate::broker::tests::{Gate, open_event};
 use crate::peer::Started;
 use crate::service::Allowed;
 
@@ -313,12 +313,10 @@ fn who_loses_many_events_has_room_when_their_threads_are_gone() {
 /// too long it is taken.
 #[test]
 fn an_inherited_event_is_stopped_while_nobody_waits() {
-    use std::sync::{Condvar, Mutex, PoisonError};
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     const KERNEL: stops::Kernel = stops::Kernel {
         disable: |_| {
-            let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(GOES.1.wait_while(goes, |goes| !*goes));
+            GATE.wait();
             Ok(())
         },
         enabled: |_| Some(Duration::from_secs(1)),
@@ -344,8 +342,7 @@ fn an_inherited_event_is_stopped_while_nobody_waits() {
     forgive(&mut all, &mut judges.stops, 7, 3 * LOOK);
     assert_eq!(taken(&all, 200 * LOOK).len(), 1, "it runs on");
     assert!(began.elapsed() < Duration::from_secs(10), "nobody waits");
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     while !hear(&mut all, &mut judges, &mut told, 4 * LOOK) {
         assert!(began.elapsed() < Duration::from_secs(20));
     }
@@ -435,13 +432,11 @@ fn an_event_of_anothers_thread_bars_nobody() {
 /// is.
 #[test]
 fn an_event_that_cannot_be_looked_at_is_taken() {
-    use std::sync::{Condvar, Mutex, PoisonError};
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     const KERNEL: stops::Kernel = stops::Kernel {
         disable: |_| Ok(()),
         enabled: |_| {
-            let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(GOES.1.wait_while(goes, |goes| !*goes));
+            GATE.wait();
             None
         },
     };
@@ -465,8 +460,7 @@ fn an_event_that_cannot_be_looked_at_is_taken() {
     // A pardon is for what was done; it is not known what is.
     forgive(&mut all, &mut judges.stops, 7, 301 * LOOK);
     assert_eq!(taken(&all, 301 * LOOK).len(), 1);
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     let until = Instant::now() + Duration::from_secs(20);
     while !hear(&mut all, &mut judges, &mut told, 302 * LOOK) {
         assert!(Instant::now() < until);

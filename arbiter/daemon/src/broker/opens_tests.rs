@@ -1,8 +1,8 @@
 //! A kernel that takes long costs the one user for whom it does.
 
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::broker::tests::Gate;
 use crate::budget::{EventSpec, Rings};
 
 use super::*;
@@ -67,12 +67,12 @@ fn finished(opens: &mut Opens, count: usize) -> Vec<Opened> {
 
 #[test]
 fn a_slow_kernel_costs_its_user_alone() {
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     // User 7's thread is in execve.
     fn kernel(allowed: &Allowed, _: &Path) -> Result<Handed, String> {
-        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |goes: &mut bool| allowed.event.thread == Some(7) && !*goes;
-        drop(GOES.1.wait_while(goes, waits));
+        if allowed.event.thread == Some(7) {
+            GATE.wait();
+        }
         Err("no".to_owned())
     }
     let mut opens = opens(kernel);
@@ -92,8 +92,7 @@ fn a_slow_kernel_costs_its_user_alone() {
     assert_eq!((opens.due(), opens.overdue(u64::MAX)), (None, vec![]));
     let still = opens.begin(asked(7, 2), 1001 * MS);
     assert!(still.is_err_and(|why| why.contains("try again")));
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     let late = finished(&mut opens, 1);
     assert_eq!((late[0].asked.connection, late[0].waits), (1, false));
     assert!(opens.begin(asked(7, 2), 2000 * MS).is_ok());
@@ -103,10 +102,9 @@ fn a_slow_kernel_costs_its_user_alone() {
 /// An event of a group or of a whole CPU has no thread that could be in execve.
 #[test]
 fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     fn kernel(_: &Allowed, _: &Path) -> Result<Handed, String> {
-        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(GOES.1.wait_while(goes, |goes| !*goes));
+        GATE.wait();
         Err("no".to_owned())
     }
     let mut opens = opens(kernel);
@@ -116,8 +114,7 @@ fn a_slow_kernel_is_said_to_be_slow_and_no_more() {
     assert!(opens.begin(of_cpu, 0).is_ok());
     let told = opens.overdue(u64::MAX);
     assert!(told[0].2.contains("try again") && !told[0].2.contains("execve"));
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     assert!(!finished(&mut opens, 1)[0].waits);
 }
 
@@ -149,12 +146,12 @@ fn requests_of_one_user_have_their_turns() {
 /// time; who stands behind what is stuck is told so.
 #[test]
 fn a_slow_process_costs_its_own_events_alone() {
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     // Threads below 100 are in execve.
     fn kernel(allowed: &Allowed, _: &Path) -> Result<Handed, String> {
-        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |goes: &mut bool| allowed.event.thread < Some(100) && !*goes;
-        drop(GOES.1.wait_while(goes, waits));
+        if allowed.event.thread < Some(100) {
+            GATE.wait();
+        }
         Err("no".to_owned())
     }
     let of = |connection: u64, process: u32| {
@@ -187,8 +184,7 @@ fn a_slow_process_costs_its_own_events_alone() {
     let all = [(4, false), (5, false), (6, false), (7, true)];
     assert_eq!(told(&mut opens, 1001 * MS), all);
     assert!(opens.begin(of(7, 101), 1001 * MS).is_err());
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     assert!(finished(&mut opens, 4).iter().all(|one| !one.waits));
     assert!(opens.begin(of(7, 101), 1002 * MS).is_ok());
     assert!(finished(&mut opens, 1)[0].waits);
@@ -198,12 +194,12 @@ fn a_slow_process_costs_its_own_events_alone() {
 /// without end here.
 #[test]
 fn slow_processes_of_one_user_cost_no_other_users_events() {
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     // Users below 100 have their processes in execve.
     fn kernel(allowed: &Allowed, _: &Path) -> Result<Handed, String> {
-        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |goes: &mut bool| allowed.event.thread < Some(100) && !*goes;
-        drop(GOES.1.wait_while(goes, waits));
+        if allowed.event.thread < Some(100) {
+            GATE.wait();
+        }
         Err("no".to_owned())
     }
     let of = |of_user: u32, connection: u64| {
@@ -231,8 +227,7 @@ fn slow_processes_of_one_user_cost_no_other_users_events() {
     }
     assert_eq!(opens.overdue(2002 * MS).len(), 28);
     assert!(!begin(&mut opens, of(100, 33), 2003 * MS));
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     assert!(finished(&mut opens, 32).iter().all(|one| !one.waits));
     assert!(begin(&mut opens, of(100, 33), 2004 * MS));
 }

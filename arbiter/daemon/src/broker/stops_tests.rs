@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use crate::broker::manager::tests::thread_clock;
+use crate::broker::tests::Gate;
 
 use super::*;
 
@@ -108,19 +109,14 @@ fn what_the_kernel_tells_nothing_of_is_stopped_and_not_known_to_be_off() {
 /// The kernel takes an hour for user 7, and nobody waits.
 #[test]
 fn a_users_orders_are_obeyed_in_turn_and_nobody_waits() {
-    use std::sync::Condvar;
-    static GOES: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
-    fn waits() {
-        let goes = GOES.0.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(GOES.1.wait_while(goes, |goes| !*goes));
-    }
+    static GATE: Gate = Gate::new();
     const KERNEL: Kernel = Kernel {
         disable: |_| {
-            waits();
+            GATE.wait();
             Ok(())
         },
         enabled: |_| {
-            waits();
+            GATE.wait();
             None
         },
     };
@@ -140,8 +136,7 @@ fn a_users_orders_are_obeyed_in_turn_and_nobody_waits() {
     assert_eq!(numbers, [1, 2, 3, 4]);
     assert!(began.elapsed() < Duration::from_secs(5), "nobody waits");
     assert!(!stops.is_idle() && stops.finished().is_empty());
-    *GOES.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    GOES.1.notify_all();
+    GATE.open();
     let mut all = BTreeMap::new();
     while all.len() < 4 {
         assert!(began.elapsed() < Duration::from_secs(20), "{all:?}");

@@ -16,17 +16,23 @@ use super::*;
 use crate::budget::HandedEvent;
 use crate::service::ConnectionId;
 
-/// What a kernel waits for.
-type Gate = (Mutex<bool>, Condvar);
+/// What a test's kernel waits for.
+pub(super) struct Gate(Mutex<bool>, Condvar);
 
-fn wait(gate: &Gate) {
-    let goes = gate.0.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(gate.1.wait_while(goes, |goes| !*goes));
-}
+impl Gate {
+    pub(super) const fn new() -> Self {
+        Gate(Mutex::new(false), Condvar::new())
+    }
 
-fn open(gate: &Gate) {
-    *gate.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    gate.1.notify_all();
+    pub(super) fn wait(&self) {
+        let is_open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.1.wait_while(is_open, |is_open| !*is_open));
+    }
+
+    pub(super) fn open(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.1.notify_all();
+    }
 }
 
 /// An event of user 7, of this thread or what looks so. `None`: the kernel opens none here.
@@ -118,10 +124,10 @@ fn service() -> Service {
 /// counters, which PMU, which CPU.
 #[test]
 fn an_event_waits_for_those_that_may_be_on_its_counter() {
-    static GATE: Gate = (Mutex::new(false), Condvar::new());
+    static GATE: Gate = Gate::new();
     const KERNEL: Kernel = Kernel {
         disable: |_| {
-            wait(&GATE);
+            GATE.wait();
             Ok(())
         },
         enabled: |_| None,
@@ -181,7 +187,7 @@ fn an_event_waits_for_those_that_may_be_on_its_counter() {
     check((9, 0, 0, Some(1)), (2, 0, 0, None), 1, true);
     // What was lost after it was opened needs nothing that it has.
     check((9, 0, 0, None), (2, 0, 0, None), 0, false);
-    open(&GATE);
+    GATE.open();
 }
 
 /// While an event waits to be given its lease loses the counter. It is stopped like each that is
