@@ -723,8 +723,10 @@ impl Arbiterd {
 
     /// Hands over the events that the kernel has opened meanwhile.
     fn hand_over(&mut self) {
-        // What is lost by now is being stopped first.
-        self.settle();
+        if self.broker.is_some() {
+            // What is lost by now is being stopped first.
+            self.settle();
+        }
         let Some(broker) = &mut self.broker else {
             return;
         };

@@ -75,7 +75,7 @@ impl HeldBack {
         self.answers.is_empty()
     }
 
-    /// Whether so much is held back that a connection is to be told that it is not heard.
+    /// Whether a connection is to be told so much that is held back that it is not heard for now.
     pub(super) fn is_full(&self, id: ConnectionId, renews: bool) -> bool {
         let of_it = self.answers.iter().filter(|(answer, _)| answer.to == id);
         of_it.count() >= if renews { MOST } else { 1 }
